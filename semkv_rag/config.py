@@ -1,0 +1,80 @@
+"""What a caller may choose per request, checked before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from semkv_rag.errors import OptionError
+
+DEFAULT_NAMESPACE = "default"
+MAX_NAME_LENGTH = 128
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseOptions:
+    """How the stored KV of a prompt's chunks is reused.
+
+    Attributes:
+        enabled: False answers as plain vLLM does.
+        ratio: recomputed reused tokens / reused tokens, 0 to 1. 1.0 equals plain prefill.
+        selector: the rule that picks the recomputed tokens, by its name in `semkv_rag.blend`.
+        check_layer: the layer whose K and V deviation `kv_deviation` compares; layers below it
+            are computed for every reused token. At least 1: layer 0 sees no context.
+        namespace: the tenant whose chunks may be used.
+
+    Raises:
+        OptionError: a value is out of its range; the message says which values are not.
+    """
+
+    enabled: bool = True
+    ratio: float = 0.15
+    selector: str = "kv_deviation"
+    check_layer: int = 1
+    namespace: str = DEFAULT_NAMESPACE
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.enabled, bool):
+            raise OptionError(f"enabled is {self.enabled!r}: use true or false")
+        number = isinstance(self.ratio, int | float) and not isinstance(self.ratio, bool)
+        if not number or not 0 <= self.ratio <= 1:
+            raise OptionError(f"ratio is {self.ratio!r}: use a number from 0 to 1")
+        if self.selector not in SELECTORS:
+            raise OptionError(f"selector is {self.selector!r}: use one of {', '.join(SELECTORS)}")
+        if type(self.check_layer) is not int or self.check_layer < 1:
+            raise OptionError(f"check_layer is {self.check_layer!r}: use a layer from 1 up")
+        check_namespace(self.namespace)
+
+    @classmethod
+    def from_mapping(
+        cls, values: Mapping[str, Any], base: ReuseOptions | None = None
+    ) -> ReuseOptions:
+        """`base` (the defaults, when left out) with `values` over it.
+
+        Raises:
+            OptionError: a key is unknown, or a value out of its range.
+        """
+        known = {field.name for field in fields(cls)}
+        if unknown := set(values) - known:
+            raise OptionError(f"unknown option {sorted(unknown)}: there are {sorted(known)}")
+        return replace(base or cls(), **values)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The options as plain JSON values."""
+        return asdict(self)
+
+
+# The names are here and not in `blend`, so that options can be checked where torch is not loaded.
+SELECTORS = ("kv_deviation", "chunk_head", "random", "none", "all")
+
+
+def check_namespace(name: str) -> str:
+    """Return `name` when it can be a namespace: 1 to 128 printable characters.
+
+    Raises:
+        OptionError: it cannot.
+    """
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
+        raise OptionError(f"namespace is {name!r}: use 1 to {MAX_NAME_LENGTH} printable characters")
+    return name

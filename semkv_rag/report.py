@@ -1,0 +1,59 @@
+"""The reuse report: what a response says about its own reuse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+Status = Literal["hit", "miss", "skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseReport:
+    """What was reused to answer one request. All counts are tokens of its prompt.
+
+    Attributes:
+        kv_cache: `hit` when stored KV was used, `miss` when the prompt holds no stored chunk or its
+            KV could not be used, `skip` when reuse was switched off or cannot be had.
+        prompt_tokens: tokens of the prompt.
+        cached_tokens: found in vLLM's own prefix cache (L0).
+        exact_tokens: reused as they are, because their whole left context was the stored one.
+        reused_tokens: reused behind another context, the recomputed ones included.
+        recomputed_tokens: of the reused ones, those the selector had computed again.
+        ratio: the recompute ratio that was asked for.
+        charged_ratio: the blend's share of a full prefill of the same tokens, with the layers that
+            were computed for every token counted in, 0 to 1.
+        selector: the selector that picked.
+        chunk_ids: the stored chunks that were used, in prompt order.
+        match_ms: finding the chunks in the prompt.
+        load_ms: waiting for KV from files, verification and rotation included.
+        blend_ms: the blend pass, loading included.
+        reason: in words, why nothing was reused, or why it was computed after all.
+    """
+
+    kv_cache: Status = "miss"
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    exact_tokens: int = 0
+    reused_tokens: int = 0
+    recomputed_tokens: int = 0
+    ratio: float = 0.0
+    charged_ratio: float = 0.0
+    selector: str = ""
+    chunk_ids: tuple[str, ...] = ()
+    match_ms: float = 0.0
+    load_ms: float = 0.0
+    blend_ms: float = 0.0
+    reason: str | None = None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        return {**asdict(self), "chunk_ids": list(self.chunk_ids)}
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> ReuseReport:
+        """The report out of a response's JSON; fields of a newer version are left out."""
+        known = {field.name for field in fields(cls)}
+        taken = {name: value for name, value in values.items() if name in known}
+        return cls(**{**taken, "chunk_ids": tuple(taken.get("chunk_ids", ()))})

@@ -1,0 +1,100 @@
+"""The reuse plan: which tokens of a prompt take their KV from where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from semkv_rag.config import ReuseOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens `src` to `src + length` of a chunk stand at `dst` of the prompt.
+
+    `base` is the position chunk token 0 had when its KV was computed (the length of its context), so
+    its keys are moved by `dst - (base + src)`. An exact span has the stored left context in the
+    prompt too: its KV is right as it is.
+    """
+
+    chunk_id: str
+    src: int
+    dst: int
+    length: int
+    base: int = 0
+    exact: bool = False
+
+    @property
+    def end(self) -> int:
+        """The prompt position behind the span's last token."""
+        return self.dst + self.length
+
+    @property
+    def shift(self) -> int:
+        """By how many positions the stored keys move."""
+        return self.dst - self.base - self.src
+
+
+@dataclass(frozen=True, slots=True)
+class ReusePlan:
+    """The spans of one request and how they are blended.
+
+    Attributes:
+        spans: in prompt order, none overlapping another.
+        covered: the prompt's first `covered` tokens get their KV from the blend pass; vLLM computes
+            the rest. Always less than the prompt's length: the last token's logits are needed.
+        options: ratio, selector and check layer.
+    """
+
+    spans: tuple[Span, ...]
+    covered: int
+    options: ReuseOptions
+
+    @property
+    def first_inexact(self) -> int | None:
+        """The first token whose KV differs from plain prefill's, or None when none does.
+
+        Tokens between spans are computed, so they are exact for as long as all before them are.
+        """
+        if self.options.selector == "all" or self.options.ratio == 1:
+            return None
+        return next((span.dst for span in self.spans if not span.exact), None)
+
+    @property
+    def exact_tokens(self) -> int:
+        return sum(span.length for span in self.spans if span.exact)
+
+    @property
+    def reused_tokens(self) -> int:
+        """Tokens that are reused behind another context."""
+        return sum(span.length for span in self.spans if not span.exact)
+
+    def digest(self) -> bytes:
+        """32 bytes that two plans share only when they give the same KV for the same prompt."""
+        options = self.options
+        parts = (
+            options.ratio, options.selector, options.check_layer, options.namespace, self.covered,
+            *((s.chunk_id, s.src, s.dst, s.length, s.exact) for s in self.spans),
+        )  # fmt: skip
+        return blake3(repr(parts).encode()).digest()
+
+
+def make_plan(spans: Sequence[Span], prompt_tokens: int, options: ReuseOptions) -> ReusePlan | None:
+    """The plan that reuses `spans` in a prompt of `prompt_tokens`, or None when it would reuse nothing.
+
+    Args:
+        spans: as `ChunkIndex.match` returns them: in prompt order, not overlapping.
+        prompt_tokens: tokens of the whole prompt. Its last one is always left to vLLM.
+        options: the request's options.
+    """
+    limit = prompt_tokens - 1
+    kept: list[Span] = []
+    for span in spans:
+        length = min(span.length, limit - span.dst)
+        if length > 0:
+            kept.append(Span(span.chunk_id, span.src, span.dst, length, span.base, span.exact))
+    if not kept:
+        return None
+    return ReusePlan(spans=tuple(kept), covered=kept[-1].end, options=options)
