@@ -1,0 +1,76 @@
+"""What precompute asks of an engine: run these tokens, write their KV.
+
+`semkv_rag.engine.Engine` is the `Capturer` of this package. It only writes chunk files; whoever asked
+adds the index rows, once the results are in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from semkv_rag.reuse.tokens import TokenArray
+from semkv_rag.store import KVStore
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CaptureItem:
+    """One chunk whose KV is to be computed.
+
+    Attributes:
+        id: the chunk's content address, `chunk_id(model, namespace, context, tokens)`.
+        namespace: the tenant it belongs to.
+        kind: `document`, `head` or `prompt`.
+        tokens: the chunk's tokens, [tokens].
+        context: the tokens to stand to its left while it is computed, [tokens]; may be empty.
+    """
+
+    id: str
+    namespace: str
+    kind: str
+    tokens: TokenArray
+    context: TokenArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CaptureResult:
+    """What became of one item.
+
+    Attributes:
+        item: the item.
+        bytes: size of its chunk file, over all ranks.
+        error: in words, why nothing was written; None when it was.
+    """
+
+    item: CaptureItem
+    bytes: int
+    error: str | None = None
+
+
+class Capturer(Protocol):
+    """An engine that writes the KV of chunks into its store."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the model: everything that changes KV."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's Hugging Face tokenizer."""
+        ...
+
+    @property
+    def store(self) -> KVStore | None:
+        """Where the chunk files are written; None when the engine was started without one."""
+        ...
+
+    def capture(
+        self, items: Iterable[CaptureItem], *, in_flight: int = 64
+    ) -> Iterator[CaptureResult]:
+        """Compute and write each item, up to `in_flight` at once; results as they complete.
+
+        An item that cannot be written comes back with its `error`, and the rest goes on.
+        """
+        ...
