@@ -1,8 +1,8 @@
 """Tiny random models that load in transformers and in vLLM, for tests and benchmarks.
 
 No pretrained model is needed: what the tests ask is whether two ways to compute give the same
-numbers, and random weights answer that. The weights are larger than those a training starts from, so
-that attention is peaked and another context gives visibly other keys and values.
+numbers, and random weights answer that. The weights are larger than those a training starts from,
+so that attention is peaked and another context gives visibly other keys and values.
 
 `python tests/tiny_models.py ARCH FOLDER` builds one by hand.
 """
@@ -210,8 +210,8 @@ def build_tiny_model(arch: str, folder: Path, *, seed: int = 0) -> Path:
 
 
 _TEXT = """
-the store keeps the keys and values of each chunk layer by layer in one file and a question about the
-colour of the car is answered from documents that were found for it every answer is short stands
+the store keeps the keys and values of each chunk layer by layer in one file and a question about
+the colour of the car is answered from documents that were found for it every answer is short stands
 somewhere in its context who owns this harbour where does that river end
 """
 
