@@ -1,7 +1,7 @@
 """What precompute asks of an engine: run these tokens, write their KV.
 
-`semkv_rag.engine.Engine` is the `Capturer` of this package. It only writes chunk files; whoever asked
-adds the index rows, once the results are in.
+`semkv_rag.engine.Engine` is the `Capturer` of this package. It only writes chunk files; whoever
+asked adds the index rows, once the results are in.
 """
 
 from __future__ import annotations
