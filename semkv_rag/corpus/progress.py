@@ -1,0 +1,73 @@
+"""How far a precompute run is: what it tells whoever shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A document that was not stored, and why, in words."""
+
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrecomputeProgress:
+    """How far a run is.
+
+    Attributes:
+        phase: `reading` while documents are read and compared with the store, then `computing`.
+        documents: documents read, or documents done.
+        documents_total: documents to be read, or documents that are new or changed.
+        share: of the phase's work that is done, by characters while computing, 0 to 1.
+        chunks: chunks whose KV was computed in this run.
+        tokens: their tokens.
+        bytes: their files' bytes.
+    """
+
+    phase: Literal["reading", "computing"]
+    documents: int
+    documents_total: int
+    share: float
+    chunks: int = 0
+    tokens: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class PrecomputeResult:
+    """What a run found and did.
+
+    Attributes:
+        documents: documents found.
+        unchanged: documents whose chunks were all in the store.
+        changed: documents that are new or changed, and stored now.
+        removed: sources that went because their file is gone.
+        chunks_captured: chunks whose KV was computed.
+        chunks_reused: chunks of changed documents that were in the store.
+        tokens: tokens of the captured chunks.
+        bytes: their files' bytes.
+        failures: documents that could not be read or stored whole.
+        skipped: files in the folders that no reader is for.
+        seconds: wall time of the run.
+    """
+
+    documents: int = 0
+    unchanged: int = 0
+    changed: int = 0
+    removed: int = 0
+    chunks_captured: int = 0
+    chunks_reused: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    failures: list[Failure] = field(default_factory=list)
+    skipped: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+OnProgress: TypeAlias = Callable[[PrecomputeProgress], None]
+"""Called in the caller's thread after every document read and every chunk computed."""
