@@ -8,7 +8,7 @@ from typing import Any
 from semantic_text_splitter import MarkdownSplitter, TextSplitter
 from tokenizers import Tokenizer
 
-from semkv_rag.errors import CorpusError
+from semkv_rag.errors import OptionError
 from semkv_rag.reuse.tokens import TokenArray, token_array
 
 
@@ -34,10 +34,9 @@ def split_text(
         markdown: whether headings, lists and code blocks of Markdown are boundaries too.
 
     Raises:
-        CorpusError: the sizes make no sense.
+        OptionError: the sizes make no sense.
     """
-    if size < 1 or not 0 <= overlap < size:
-        raise CorpusError(f"chunks of {size} tokens with {overlap} shared: use 0 <= overlap < size")
+    check_sizes(size, overlap)
     kind = MarkdownSplitter if markdown else TextSplitter
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if isinstance(backend, Tokenizer):
@@ -49,6 +48,14 @@ def split_text(
     return [
         TextChunk(part, start, start + len(part)) for start, part in splitter.chunk_indices(text)
     ]
+
+
+def check_sizes(size: int, overlap: int) -> None:
+    """Raise OptionError when text cannot be cut into chunks of `size` that share `overlap`."""
+    if size < 1 or not 0 <= overlap < size:
+        raise OptionError(
+            f"chunks of {size} tokens that share {overlap}: use 0 <= overlap < chunk tokens"
+        )
 
 
 def tokenize(tokenizer: Any, text: str, *, special: bool = False) -> TokenArray:

@@ -1,0 +1,309 @@
+"""Precompute: documents are split, run through the model once, and their KV kept.
+
+Offline, once per change of the documents: by `semkv precompute`, and by the frameworks' ingestion
+through `precompute_texts`. A run goes on where a killed one stopped: index rows are committed while
+chunks complete, and a chunk file that was written but not yet indexed is taken in by its header.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from semkv_rag.config import DEFAULT_NAMESPACE, check_namespace
+from semkv_rag.corpus.capture import CaptureItem, CaptureResult, Capturer
+from semkv_rag.corpus.progress import Failure, OnProgress, PrecomputeProgress, PrecomputeResult
+from semkv_rag.corpus.readers import DocumentFile, find_files, is_markdown, read_document
+from semkv_rag.corpus.split import check_sizes, split_text, tokenize
+from semkv_rag.errors import ChunkFileError, CorpusError, OptionError
+from semkv_rag.reuse.tokens import TokenArray, token_array
+from semkv_rag.store import ChunkFile, ChunkRecord, KVStore, chunk_id
+
+DEFAULT_CHUNK_TOKENS = 512
+
+# What a kill can lose is what came in since the last commit: keep both small.
+_COMMIT_CHUNKS = 32
+_COMMIT_SECONDS = 1.0
+
+
+def precompute(
+    engine: Capturer,
+    paths: Iterable[str | Path],
+    *,
+    namespace: str = DEFAULT_NAMESPACE,
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
+    overlap: int = 0,
+    head: str = "",
+    sync: bool = False,
+    on_progress: OnProgress | None = None,
+) -> PrecomputeResult:
+    """Store the KV of the documents under `paths`; what is in the store already costs nothing.
+
+    A document whose text, chunking and head are those of the last run is left alone. Of a changed
+    one just the new chunks are computed, and the chunks it no longer has are removed.
+
+    Args:
+        engine: computes the chunks; a `LazyCapturer` starts it only when there are any.
+        paths: files and folders.
+        namespace: the tenant the documents belong to.
+        chunk_tokens: the most tokens of a chunk.
+        overlap: the most tokens a chunk shares with the one before it.
+        head: the text every prompt will start with. All chunks are computed behind its tokens, and
+            it is stored itself, so that the head and the chunk that follows it need no recompute.
+            Empty: behind what the tokenizer puts before every prompt (BOS), if anything.
+        sync: remove the sources of the given folders whose files are gone.
+        on_progress: called as the run goes on.
+
+    Raises:
+        CorpusError: a path does not exist or is of no known kind. A document that cannot be read
+            is no error: it is in the result's `failures`.
+        OptionError: the chunking or the namespace makes no sense, or the engine has no store.
+        StoreError: the store cannot be written. What was computed before is kept.
+    """
+    started = time.monotonic()
+    check_sizes(chunk_tokens, overlap)
+    found = find_files(map(Path, paths))
+    run = _Run(engine, namespace, head, on_progress)
+
+    def read(file: DocumentFile) -> _Document:
+        text, markdown = read_document(file.path), is_markdown(file.path)
+
+        def split(tokenizer: Any) -> list[str]:
+            chunks = split_text(text, tokenizer, chunk_tokens, overlap, markdown)
+            return [chunk.text for chunk in chunks]
+
+        digest = _digest(engine.fingerprint, head, chunk_tokens, overlap, markdown, text)
+        return _Document(file.name, digest, len(text), split)
+
+    run.read([(file.name, partial(read, file)) for file in found.documents])
+    run.compute()
+    if sync:
+        run.remove_gone(found.folders, {file.name for file in found.documents})
+    run.result.skipped = found.skipped
+    run.result.seconds = time.monotonic() - started
+    return run.result
+
+
+def precompute_texts(
+    engine: Capturer,
+    documents: Iterable[tuple[str, Sequence[str]]],
+    *,
+    namespace: str = DEFAULT_NAMESPACE,
+    head: str = "",
+    on_progress: OnProgress | None = None,
+) -> PrecomputeResult:
+    """Store the KV of texts that are cut already, given as (source name, its chunks' texts).
+
+    For what is not a file, and for frameworks that split documents themselves. All else is as in
+    `precompute`: a source whose texts and head are those of the last call is left alone.
+
+    Raises:
+        OptionError: the namespace makes no sense, or the engine has no store.
+        StoreError: the store cannot be written. What was computed before is kept.
+    """
+    started = time.monotonic()
+    run = _Run(engine, namespace, head, on_progress)
+
+    def read(name: str, texts: Sequence[str]) -> _Document:
+        digest = _digest(engine.fingerprint, head, *texts)
+        return _Document(name, digest, sum(map(len, texts)), lambda _: texts)
+
+    run.read([(name, partial(read, name, texts)) for name, texts in documents])
+    run.compute()
+    run.result.seconds = time.monotonic() - started
+    return run.result
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    name: str
+    digest: str
+    characters: int
+    chunks: Callable[[Any], Sequence[str]]  # with the tokenizer: the chunks' texts
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    """A document on its way: what it consists of, and what is not computed yet."""
+
+    document: _Document
+    ids: list[str]
+    missing: set[str] = field(default_factory=set)
+    failed: bool = False
+
+
+class _Run:
+    """One run over some documents: first all are compared with the store, then the rest computed.
+
+    Used by one thread, except that the engine may ask `_items` for more from a thread of its own.
+    """
+
+    def __init__(
+        self, engine: Capturer, namespace: str, head: str, on_progress: OnProgress | None
+    ) -> None:
+        if engine.store is None:
+            raise OptionError("the engine was started without a store: give it one")
+        self.result = PrecomputeResult()
+        self._engine = engine
+        self._model = engine.fingerprint
+        self._store = engine.store
+        self._namespace = check_namespace(namespace)
+        self._head = head
+        self._on_progress = on_progress
+        self._pending: deque[_Document] = deque()
+        self._waiting: dict[str, list[_Work]] = {}  # chunk id -> the documents it belongs to
+        self._records: list[ChunkRecord] = []  # written, not in the index yet
+        self._complete: deque[_Work] = deque()  # all chunks written, not in the index yet
+        self._committed_at = time.monotonic()
+        self._documents_to_do = 0
+        self._characters_to_do = 0
+        self._characters_done = 0.0
+
+    def read(self, sources: Sequence[tuple[str, Callable[[], _Document]]]) -> None:
+        """Read each source (its name, what reads it) and find those that are new or changed."""
+        self.result.documents = len(sources)
+        for number, (name, read) in enumerate(sources, 1):
+            try:
+                document = read()
+            except CorpusError as error:
+                self.result.failures.append(Failure(name, str(error)))
+            else:
+                if self._is_stored(document):
+                    self.result.unchanged += 1
+                else:
+                    self._pending.append(document)
+            if self._on_progress:
+                share = number / len(sources)
+                self._on_progress(PrecomputeProgress("reading", number, len(sources), share))
+
+    def _is_stored(self, document: _Document) -> bool:
+        source = self._store.source(self._model, self._namespace, document.name)
+        # Chunks may have been evicted since.
+        return (
+            source is not None
+            and source.digest == document.digest
+            and self._indexed(source.chunk_ids) == set(source.chunk_ids)
+        )
+
+    def compute(self) -> None:
+        """Compute what is missing. Whatever ends it, what was computed is kept."""
+        self._documents_to_do = len(self._pending)
+        self._characters_to_do = sum(document.characters for document in self._pending)
+        while self._pending:
+            try:
+                for result in self._engine.capture(self._items()):
+                    self._take(result)
+                    self._tell()
+            finally:
+                self._commit()
+        self._tell()
+
+    def remove_gone(self, folders: Iterable[str], found: set[str]) -> None:
+        """Remove the sources whose name starts with one of `folders` and is not `found`."""
+        prefixes = tuple(folders)
+        for source in self._store.sources(self._model, self._namespace):
+            if source.name.startswith(prefixes) and source.name not in found:
+                self._store.remove_source(self._model, self._namespace, source.name)
+                self.result.removed += 1
+
+    def _items(self) -> Iterator[CaptureItem]:
+        """What the pending documents lack, found out only as the engine gets to it."""
+        tokenizer = self._engine.tokenizer
+        context = tokenize(tokenizer, self._head, special=True)
+        head = [self._item("head", context, token_array([]))] if self._head else []
+        while self._pending:
+            document = self._pending.popleft()
+            arrays = (tokenize(tokenizer, text) for text in document.chunks(tokenizer))
+            chunks = [self._item("document", tokens, context) for tokens in arrays if tokens.size]
+            # The head belongs to every document behind it, and so goes with the last of them.
+            yield from self._enter(document, [*head, *chunks] if chunks else [])
+
+    def _item(self, kind: str, tokens: TokenArray, context: TokenArray) -> CaptureItem:
+        id_ = chunk_id(self._model, self._namespace, context, tokens)
+        return CaptureItem(id_, self._namespace, kind, tokens, context)
+
+    def _enter(self, document: _Document, items: Sequence[CaptureItem]) -> list[CaptureItem]:
+        """Set a document on its way; returns its chunks that nobody has or is computing."""
+        by_id = {item.id: item for item in items}
+        present = self._indexed(list(by_id))
+        present |= self._adopt([id_ for id_ in by_id if id_ not in present])
+        work = _Work(document, list(by_id), missing=set(by_id) - present)
+        new = [item for id_, item in by_id.items() if id_ in work.missing - self._waiting.keys()]
+        for id_ in work.missing:
+            self._waiting.setdefault(id_, []).append(work)
+        if not work.missing:
+            self._complete.append(work)
+        documents = sum(item.kind == "document" for item in by_id.values())
+        self.result.chunks_reused += documents - sum(item.kind == "document" for item in new)
+        self._characters_done += document.characters * (len(present) / len(by_id) if by_id else 1)
+        return new
+
+    def _indexed(self, ids: Sequence[str]) -> set[str]:
+        return set(self._store.get(self._model, self._namespace, ids))
+
+    def _adopt(self, ids: Iterable[str]) -> set[str]:
+        """Take in those of `ids` that a killed run wrote and did not come to index."""
+
+    def _take(self, result: CaptureResult) -> None:
+        """Book one captured chunk on every document that waits for it."""
+        item = result.item
+        if result.error is None:
+            self._records.append(...)
+            self.result.chunks_captured += 1
+            self.result.tokens += len(item.tokens)
+            self.result.bytes += result.bytes
+        for work in self._waiting.pop(item.id):
+            self._characters_done += work.document.characters / len(work.ids)
+            work.missing.discard(item.id)
+            if result.error is not None and not work.failed:
+                work.failed = True
+                self.result.failures.append(Failure(work.document.name, result.error))
+            if not work.missing and not work.failed:
+                self._complete.append(work)
+        late = time.monotonic() - self._committed_at > _COMMIT_SECONDS
+        if late or len(self._records) >= _COMMIT_CHUNKS:
+            self._commit()
+
+    def _commit(self) -> None:
+        """Put into the index what is on disk, and the sources that are whole."""
+        self._store.add(self._records)
+        self._records.clear()
+        while self._complete:
+            work = self._complete.popleft()
+            if self._indexed(work.ids) == set(work.ids):
+                document = work.document
+                self._store.put_source(
+                    self._model, self._namespace, document.name, document.digest, work.ids
+                )
+                self.result.changed += 1
+            else:
+                # Another source gave up a chunk that was there when this one was looked at.
+                self._pending.append(work.document)
+        self._committed_at = time.monotonic()
+
+    def _tell(self) -> None:
+        if self._on_progress:
+            result, characters = self.result, max(1, self._characters_to_do)
+            self._on_progress(
+                PrecomputeProgress(
+                    phase="computing",
+                    documents=result.changed,
+                    documents_total=self._documents_to_do,
+                    share=min(1.0, self._characters_done / characters),
+                    chunks=result.chunks_captured,
+                    tokens=result.tokens,
+                    bytes=result.bytes,
+                )
+            )
+
+
+def _digest(*parts: object) -> str:
+    """Of all that decides a source's chunks; `parts` are numbers and strings."""
+    return blake3(repr(parts).encode()).hexdigest()
