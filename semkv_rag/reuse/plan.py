@@ -14,8 +14,8 @@ from semkv_rag.config import ReuseOptions
 class Span:
     """Tokens `src` to `src + length` of a chunk stand at `dst` of the prompt.
 
-    `base` is the position chunk token 0 had when its KV was computed (the length of its context), so
-    its keys are moved by `dst - (base + src)`. An exact span has the stored left context in the
+    `base` is the position chunk token 0 had when its KV was computed (the length of its context),
+    so its keys are moved by `dst - (base + src)`. An exact span has the stored left context in the
     prompt too: its KV is right as it is.
     """
 
@@ -82,7 +82,7 @@ class ReusePlan:
 
 
 def make_plan(spans: Sequence[Span], prompt_tokens: int, options: ReuseOptions) -> ReusePlan | None:
-    """The plan that reuses `spans` in a prompt of `prompt_tokens`, or None when it would reuse nothing.
+    """The plan that reuses `spans` in a prompt, or None when it would reuse nothing.
 
     Args:
         spans: as `ChunkIndex.match` returns them: in prompt order, not overlapping.

@@ -20,7 +20,7 @@ def token_array(tokens: Sequence[int] | TokenArray) -> TokenArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTokens:
-    """A stored chunk's tokens, and the tokens that stood to their left when their KV was computed."""
+    """A stored chunk's tokens, and the tokens to their left when their KV was computed."""
 
     tokens: TokenArray
     context: TokenArray
