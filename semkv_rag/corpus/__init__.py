@@ -1,0 +1,28 @@
+"""Documents to stored KV, offline: read, split, and run through the model once."""
+
+from semkv_rag.corpus.capture import CaptureItem, Capturer, CaptureResult
+from semkv_rag.corpus.lazy import LazyCapturer
+from semkv_rag.corpus.precompute import DEFAULT_CHUNK_TOKENS, precompute, precompute_texts
+from semkv_rag.corpus.progress import Failure, OnProgress, PrecomputeProgress, PrecomputeResult
+from semkv_rag.corpus.readers import DocumentFile, FoundFiles, find_files, read_document
+from semkv_rag.corpus.split import TextChunk, split_text
+
+__all__ = [
+    "DEFAULT_CHUNK_TOKENS",
+    "CaptureItem",
+    "CaptureResult",
+    "Capturer",
+    "DocumentFile",
+    "Failure",
+    "FoundFiles",
+    "LazyCapturer",
+    "OnProgress",
+    "PrecomputeProgress",
+    "PrecomputeResult",
+    "TextChunk",
+    "find_files",
+    "precompute",
+    "precompute_texts",
+    "read_document",
+    "split_text",
+]

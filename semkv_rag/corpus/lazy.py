@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
-from semkv_rag.corpus.capture import CaptureItem, CaptureResult, Capturer
+from semkv_rag.corpus.capture import CaptureItem, Capturer, CaptureResult
 from semkv_rag.errors import EngineError
 from semkv_rag.store import KVStore
 

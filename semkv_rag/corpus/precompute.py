@@ -18,7 +18,7 @@ from typing import Any
 from blake3 import blake3
 
 from semkv_rag.config import DEFAULT_NAMESPACE, check_namespace
-from semkv_rag.corpus.capture import CaptureItem, CaptureResult, Capturer
+from semkv_rag.corpus.capture import CaptureItem, Capturer, CaptureResult
 from semkv_rag.corpus.progress import Failure, OnProgress, PrecomputeProgress, PrecomputeResult
 from semkv_rag.corpus.readers import DocumentFile, find_files, is_markdown, read_document
 from semkv_rag.corpus.split import check_sizes, split_text, tokenize

@@ -148,9 +148,11 @@ def _read_html(path: Path) -> str:
             string.replace_with(NavigableString(re.sub(r"\s+", " ", string)))
     for blank, tags in _BREAKS.items():
         for tag in soup(tags):
-            tag.insert_before(blank)
             tag.insert_after(blank)
-    lines = (line.strip() if not line.isspace() else "" for line in soup.get_text().splitlines())
+            if blank == "\n\n":
+                tag.insert_before(blank)
+    # One space at a line's start is left of the source's own line breaks; more is a `pre`'s.
+    lines = (re.sub(r"^ (?! )", "", line.rstrip()) for line in soup.get_text().splitlines())
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
