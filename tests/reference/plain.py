@@ -1,0 +1,72 @@
+"""Full prefill: what a prompt's next token is when nothing is reused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, Cache
+
+
+class PlainModel:
+    """A transformers model in float32 with eager attention."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.hf = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+
+    @torch.inference_mode()
+    def logprobs(self, tokens: Sequence[int]) -> Tensor:
+        """The next token's logprobs behind `tokens`, [vocabulary]."""
+        return self.hf(input_ids=torch.tensor([list(tokens)])).logits[0, -1].log_softmax(-1)
+
+    def greedy(self, tokens: Sequence[int], count: int) -> tuple[list[int], Tensor]:
+        """The `count` tokens that follow, and the logprobs they were taken from.
+
+        Every token is a full prefill of its own. The end-of-sequence token stops nothing.
+
+        Returns:
+            the tokens, and logprobs [count, vocabulary].
+        """
+        taken: list[int] = []
+        steps: list[Tensor] = []
+        for _ in range(count):
+            steps.append(self.logprobs([*tokens, *taken]))
+            taken.append(int(steps[-1].argmax()))
+        return taken, torch.stack(steps)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        tokens: Sequence[int],
+        positions: Tensor,
+        visible: Tensor,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """One pass of the model over `tokens`, with everything about attention said outright.
+
+        Args:
+            positions: where each token stands, [tokens].
+            visible: the keys each token sees, bool [tokens, keys]; keys are what `cache.update`
+                returns, or the tokens' own without a cache.
+
+        Returns:
+            each token's logprobs of what follows it, [tokens, vocabulary].
+        """
+        mask = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
+        output = self.hf(
+            input_ids=torch.tensor([list(tokens)]),
+            position_ids=positions[None],
+            attention_mask=mask[None, None],
+            past_key_values=cache,
+            use_cache=cache is not None,
+        )
+        return output.logits[0].log_softmax(-1)
+
+
+def causal(queries: Tensor, keys: Tensor) -> Tensor:
+    """What each query sees: keys at its own position and before, bool [queries, keys]."""
+    return keys[None, :] <= queries[:, None]
