@@ -180,7 +180,7 @@ class _BlendCache(DynamicCache):
         if layer_idx == self.check_layer:
             self.deviation = _deviation(keys, stored_keys) + _deviation(values, stored_values)
             self.deviation[~self.inexact] = torch.nan
-            self.picked = self._highest(self.deviation)
+            self.picked = highest(self.deviation, self.inexact, self.count)
         reuse = self.exact
         if layer_idx > self.check_layer:
             assert self.picked is not None
@@ -190,10 +190,20 @@ class _BlendCache(DynamicCache):
         self.blended.append((keys, values))
         return keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
 
-    def _highest(self, deviation: Tensor) -> Tensor:
-        candidates = self.inexact.nonzero().flatten().tolist()
-        candidates.sort(key=lambda position: (-deviation[position].item(), position))
-        return _mask(candidates[: self.count], self.inexact)
+
+def highest(deviation: Tensor, candidates: Tensor, count: int) -> Tensor:
+    """The `count` candidates with the highest deviation, at a tie those at lower positions.
+
+    Args:
+        deviation: [prompt tokens].
+        candidates: bool [prompt tokens].
+
+    Returns:
+        bool [prompt tokens].
+    """
+    ranked = candidates.nonzero().flatten().tolist()
+    ranked.sort(key=lambda position: (-deviation[position].item(), position))
+    return _mask(ranked[:count], candidates)
 
 
 def _deviation(fresh: Tensor, stored: Tensor) -> Tensor:
