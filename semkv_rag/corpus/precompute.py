@@ -22,9 +22,9 @@ from semkv_rag.corpus.capture import CaptureItem, Capturer, CaptureResult
 from semkv_rag.corpus.progress import Failure, OnProgress, PrecomputeProgress, PrecomputeResult
 from semkv_rag.corpus.readers import DocumentFile, find_files, is_markdown, read_document
 from semkv_rag.corpus.split import check_sizes, split_text, tokenize
-from semkv_rag.errors import ChunkFileError, CorpusError, OptionError
+from semkv_rag.errors import CorpusError, OptionError
 from semkv_rag.reuse.tokens import TokenArray, token_array
-from semkv_rag.store import ChunkFile, ChunkRecord, KVStore, chunk_id
+from semkv_rag.store import ChunkKey, chunk_id
 
 DEFAULT_CHUNK_TOKENS = 512
 
@@ -159,8 +159,9 @@ class _Run:
         self._on_progress = on_progress
         self._pending: deque[_Document] = deque()
         self._waiting: dict[str, list[_Work]] = {}  # chunk id -> the documents it belongs to
-        self._records: list[ChunkRecord] = []  # written, not in the index yet
+        self._written: list[ChunkKey] = []  # not in the index yet
         self._complete: deque[_Work] = deque()  # all chunks written, not in the index yet
+        self._retried: set[str] = set()
         self._committed_at = time.monotonic()
         self._documents_to_do = 0
         self._characters_to_do = 0
@@ -250,12 +251,20 @@ class _Run:
 
     def _adopt(self, ids: Iterable[str]) -> set[str]:
         """Take in those of `ids` that a killed run wrote and did not come to index."""
+        keys = map(self._key, ids)
+        written = [
+            key for key in keys if self._store.path(key.model, key.namespace, key.id).exists()
+        ]
+        return self._store.add(written) if written else set()
+
+    def _key(self, id_: str) -> ChunkKey:
+        return ChunkKey(id_, self._model, self._namespace)
 
     def _take(self, result: CaptureResult) -> None:
         """Book one captured chunk on every document that waits for it."""
         item = result.item
         if result.error is None:
-            self._records.append(...)
+            self._written.append(self._key(item.id))
             self.result.chunks_captured += 1
             self.result.tokens += len(item.tokens)
             self.result.bytes += result.bytes
@@ -268,24 +277,26 @@ class _Run:
             if not work.missing and not work.failed:
                 self._complete.append(work)
         late = time.monotonic() - self._committed_at > _COMMIT_SECONDS
-        if late or len(self._records) >= _COMMIT_CHUNKS:
+        if late or len(self._written) >= _COMMIT_CHUNKS:
             self._commit()
 
     def _commit(self) -> None:
         """Put into the index what is on disk, and the sources that are whole."""
-        self._store.add(self._records)
-        self._records.clear()
+        if self._written:
+            self._store.add(self._written)
+            self._written.clear()
         while self._complete:
             work = self._complete.popleft()
+            name, digest = work.document.name, work.document.digest
             if self._indexed(work.ids) == set(work.ids):
-                document = work.document
-                self._store.put_source(
-                    self._model, self._namespace, document.name, document.digest, work.ids
-                )
+                self._store.put_source(self._model, self._namespace, name, digest, work.ids)
                 self.result.changed += 1
-            else:
+            elif name not in self._retried:
                 # Another source gave up a chunk that was there when this one was looked at.
+                self._retried.add(name)
                 self._pending.append(work.document)
+            else:
+                self.result.failures.append(Failure(name, "its chunks do not stay in the store"))
         self._committed_at = time.monotonic()
 
     def _tell(self) -> None:

@@ -1,0 +1,80 @@
+"""`semkv ask`: one question to the model, with what the store holds of its prompt reused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from semkv_rag.cli import options
+from semkv_rag.cli.output import data_only_stdout, print_json, say
+from semkv_rag.config import DEFAULT_NAMESPACE, SELECTORS, ReuseOptions
+from semkv_rag.corpus import read_document
+
+_DEFAULTS = ReuseOptions()
+
+
+def ask_command(
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="The end of the prompt.")],
+    model: options.Model,
+    store: options.Store,
+    index_url: options.IndexUrl = None,
+    context: Annotated[
+        list[Path] | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="A document to put before the question; may be repeated.",
+        ),
+    ] = None,
+    head: Annotated[str, typer.Option(help="The text the prompt starts with.")] = "",
+    namespace: options.Namespace = DEFAULT_NAMESPACE,
+    ratio: Annotated[
+        float, typer.Option(help="Recomputed reused tokens / reused tokens, 0 to 1.")
+    ] = _DEFAULTS.ratio,
+    selector: Annotated[
+        str, typer.Option(help=f"What picks them: {', '.join(SELECTORS)}.")
+    ] = _DEFAULTS.selector,
+    off: Annotated[bool, typer.Option("--off", help="Reuse nothing, as plain vLLM.")] = False,
+    max_tokens: Annotated[int, typer.Option(min=1, help="The most tokens of the answer.")] = 256,
+    engine_arg: options.EngineArgs = None,
+    as_json: options.Json = False,
+) -> None:
+    """Answer a question behind documents, out of their stored KV.
+
+    The prompt is the head, the documents and the question, with an empty line between. With --json
+    the reuse report is printed too.
+    """
+    reuse = ReuseOptions(enabled=not off, ratio=ratio, selector=selector, namespace=namespace)
+    parts = [head, *(read_document(path) for path in context or ()), question]
+    prompt = "\n\n".join(part for part in parts if part)
+    with data_only_stdout():
+        from semkv_rag.engine import Engine
+
+        arguments = options.engine_args(engine_arg)
+        with Engine(model, store=store, index_url=index_url, reuse=reuse, **arguments) as engine:
+            completion = engine.generate(
+                prompt, sampling={"temperature": 0.0, "max_tokens": max_tokens}
+            )
+    report = completion.report
+    if as_json:
+        print_json(
+            {
+                "answer": completion.text,
+                "finish_reason": completion.finish_reason,
+                "prompt_tokens": completion.prompt_tokens,
+                "ttft_ms": completion.ttft_ms,
+                "latency_ms": completion.latency_ms,
+                "report": report.to_mapping(),
+            }
+        )
+        return
+    typer.echo(completion.text)
+    reused = report.exact_tokens + report.reused_tokens
+    say(
+        f"{completion.prompt_tokens:,} prompt tokens, {reused:,} reused, "
+        f"{report.recomputed_tokens:,} of them recomputed; "
+        f"first token after {completion.ttft_ms:.0f} ms"
+        + (f" ({report.reason})" if report.reason else "")
+    )

@@ -1,0 +1,112 @@
+"""`semkv ls` and `semkv info`: what a store holds."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from semkv_rag.cli import options
+from semkv_rag.cli.output import in_words, print_json, print_table, size_in_words
+from semkv_rag.store import KVStore, SourceInfo
+
+
+def ls_command(
+    store: options.Store,
+    index_url: options.IndexUrl = None,
+    namespace: options.AnyNamespace = None,
+    chunks: Annotated[
+        bool, typer.Option("--chunks", help="List the sources' chunks, one by one.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """List the stored documents, or their chunks."""
+    with options.open_store(store, index_url, read_only=True) as kv_store:
+        sources = kv_store.sources(namespace=namespace)
+        if chunks:
+            _list_chunks(kv_store, sources, as_json)
+        else:
+            _list_sources(sources, as_json)
+
+
+def _list_sources(sources: list[SourceInfo], as_json: bool) -> None:
+    if as_json:
+        print_json([asdict(source) for source in sources])
+        return
+    print_table(
+        ("source", "namespace", "model", "chunks", "updated"),
+        [
+            (s.name, s.namespace, s.model[:16], len(s.chunk_ids), _date(s.updated_at))
+            for s in sources
+        ],
+    )
+
+
+def _list_chunks(store: KVStore, sources: list[SourceInfo], as_json: bool) -> None:
+    found = [
+        (source, record)
+        for source in sources
+        for record in store.get(source.model, source.namespace, source.chunk_ids).values()
+    ]
+    if as_json:
+        print_json([{"source": source.name, **asdict(record)} for source, record in found])
+        return
+    print_table(
+        ("chunk", "source", "kind", "tokens", "behind", "bytes", "used"),
+        [
+            (
+                r.id[:16],
+                source.name,
+                r.kind,
+                r.token_count,
+                r.context_count,
+                r.bytes,
+                _date(r.used_at),
+            )
+            for source, r in found
+        ],
+    )
+
+
+def info_command(
+    store: options.Store,
+    index_url: options.IndexUrl = None,
+    namespace: options.AnyNamespace = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show a store's models, namespaces, counts and sizes."""
+    with options.open_store(store, index_url, read_only=True) as kv_store:
+        stats = kv_store.stats(namespace)
+        models = {model.fingerprint: dict(model.description) for model in kv_store.models()}
+        url = kv_store.index_url
+    free = shutil.disk_usage(store).free
+    if as_json:
+        print_json(
+            {
+                "root": str(store),
+                "index_url": url,
+                "free_bytes": free,
+                "models": models,
+                "namespaces": [asdict(one) for one in stats],
+            }
+        )
+        return
+    typer.echo(f"{store}, index {url}, {size_in_words(free)} free")
+    for fingerprint, description in models.items():
+        typer.echo(f"\nmodel {fingerprint[:16]}")
+        for name, value in description.items():
+            typer.echo(f"  {name}: {value}")
+        for one in stats:
+            if one.model == fingerprint:
+                typer.echo(
+                    f"  namespace {one.namespace}: {in_words(one.sources, 'source')}, "
+                    f"{in_words(one.chunks, 'chunk')}, {in_words(one.tokens, 'token')}, "
+                    f"{size_in_words(one.bytes)}"
+                )
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")

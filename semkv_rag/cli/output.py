@@ -1,0 +1,68 @@
+"""What commands print: data on stdout, all else on stderr.
+
+Engine processes and libraries print as they like; inside `data_only_stdout` that goes to stderr too,
+so that what a script reads from a command is only what the command says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+
+def print_json(data: Any) -> None:
+    """Print `data`, plain JSON values, as the command's whole output."""
+    typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print rows under a header, columns aligned, nothing cut; numbers to the right."""
+    texts = [[*map(str, row)] for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *texts, strict=True)]
+    for line, cells in zip([header, *texts], [header, *rows], strict=True):
+        aligned = [
+            text.rjust(width) if isinstance(cell, int | float) else text.ljust(width)
+            for text, cell, width in zip(line, cells, widths, strict=True)
+        ]
+        typer.echo("  ".join(aligned).rstrip())
+
+
+def say(text: str) -> None:
+    """Tell the user something that is not data."""
+    typer.echo(text, err=True)
+
+
+def in_words(count: int, thing: str) -> str:
+    """`1 chunk`, `2,048 chunks`."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def size_in_words(count_bytes: float) -> str:
+    """Bytes as people read them, in powers of 1000: `51.2 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count_bytes) < 1000:
+            return f"{count_bytes:.0f} B" if unit == "B" else f"{count_bytes:.1f} {unit}"
+        count_bytes /= 1000
+    return f"{count_bytes:,.1f} TB"
+
+
+@contextmanager
+def data_only_stdout() -> Iterator[None]:
+    """While inside, what anything prints to stdout, child processes included, goes to stderr."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)

@@ -1,0 +1,116 @@
+"""`semkv precompute`: documents into the store, with a progress bar on stderr."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from semkv_rag.cli import options
+from semkv_rag.cli.output import data_only_stdout, in_words, print_json, say, size_in_words
+from semkv_rag.cli.progress_bar import ProgressBar
+from semkv_rag.config import DEFAULT_NAMESPACE
+from semkv_rag.corpus import (
+    DEFAULT_CHUNK_TOKENS,
+    Capturer,
+    LazyCapturer,
+    PrecomputeResult,
+    precompute,
+)
+from semkv_rag.store import KVStore
+
+INTERRUPTED = 130
+
+
+def precompute_command(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(exists=True, metavar="PATH…", help="Documents, and folders of documents."),
+    ],
+    model: options.Model,
+    store: options.Store,
+    index_url: options.IndexUrl = None,
+    namespace: options.Namespace = DEFAULT_NAMESPACE,
+    chunk_tokens: Annotated[
+        int, typer.Option(min=1, help="The most tokens of a chunk.")
+    ] = DEFAULT_CHUNK_TOKENS,
+    overlap: Annotated[
+        int, typer.Option(min=0, help="The most tokens a chunk shares with the one before it.")
+    ] = 0,
+    head: Annotated[str, typer.Option(help="The text every prompt will start with.")] = "",
+    head_file: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="The same, out of a file."),
+    ] = None,
+    sync: Annotated[
+        bool, typer.Option("--sync", help="Remove the folders' sources whose files are gone.")
+    ] = False,
+    engine_arg: options.EngineArgs = None,
+    as_json: options.Json = False,
+) -> None:
+    """Run documents through the model once and store their KV.
+
+    Reads text, Markdown, HTML and PDF. What is stored already costs nothing, so the same command
+    again goes on where it was stopped. Exit code 1: a document could not be stored.
+    """
+    if head and head_file:
+        raise typer.BadParameter("use --head or --head-file", param_hint="--head")
+    arguments = options.engine_args(engine_arg)
+    with data_only_stdout(), ExitStack() as stack:
+        kv_store = stack.enter_context(KVStore(store, index_url=index_url))
+        bar = stack.enter_context(ProgressBar())
+
+        def fingerprint() -> str:
+            from semkv_rag.engine.fingerprint import model_fingerprint
+
+            return model_fingerprint(model, **arguments)
+
+        def start() -> Capturer:
+            from semkv_rag.engine import Engine
+
+            bar.starting(model)
+            return stack.enter_context(Engine(model, store=store, index_url=index_url, **arguments))
+
+        try:
+            result = precompute(
+                LazyCapturer(kv_store, fingerprint=fingerprint, start=start),
+                paths,
+                namespace=namespace,
+                chunk_tokens=chunk_tokens,
+                overlap=overlap,
+                head=head_file.read_text(encoding="utf-8") if head_file else head,
+                sync=sync,
+                on_progress=bar.update,
+            )
+        except KeyboardInterrupt:
+            bar.stop()
+            say("Stopped. What was computed is kept; the same command goes on from here.")
+            raise typer.Exit(INTERRUPTED) from None
+    for failure in result.failures:
+        say(f"{failure.source}: {failure.reason}")
+    if result.skipped:
+        say(f"{in_words(len(result.skipped), 'file')} of other kinds left out")
+    if as_json:
+        print_json(asdict(result))
+    else:
+        _print_summary(result)
+    if result.failures:
+        raise typer.Exit(1)
+
+
+def _print_summary(result: PrecomputeResult) -> None:
+    typer.echo(
+        f"{in_words(result.documents, 'document')}: {result.changed:,} new or changed, "
+        f"{result.unchanged:,} unchanged, {result.removed:,} removed, "
+        f"{len(result.failures):,} failed"
+    )
+    if result.chunks_captured:
+        rate = result.tokens / result.seconds
+        typer.echo(
+            f"{in_words(result.chunks_captured, 'chunk')} computed, {result.chunks_reused:,} "
+            f"found in the store: {result.tokens:,} tokens, {size_in_words(result.bytes)} "
+            f"in {result.seconds:.1f} s ({rate:,.0f} tokens/s)"
+        )

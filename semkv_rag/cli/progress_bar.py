@@ -1,0 +1,60 @@
+"""The progress bar of `semkv precompute`, on stderr; silent where that is no terminal."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from semkv_rag.cli.output import size_in_words
+from semkv_rag.corpus import PrecomputeProgress
+
+
+class ProgressBar:
+    """Shows how far a run is: its share, chunks, tokens/s, time left and bytes. A context manager."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self._task = self._progress.add_task("Reading", total=1.0, figures="")
+        self._phase = "reading"
+        self._computing_since = 0.0
+
+    def starting(self, model: str) -> None:
+        """The engine is about to start, which takes a while and tells nothing."""
+        self._progress.reset(self._task, total=None, description=f"Starting {model}")
+
+    def update(self, state: PrecomputeProgress) -> None:
+        """Show `state`."""
+        if state.phase != self._phase:
+            self._phase = state.phase
+            self._computing_since = time.monotonic()
+            self._progress.reset(self._task, total=1.0, description="Computing")
+        figures = f"{state.documents:,}/{state.documents_total:,} documents"
+        if state.phase == "computing":
+            rate = state.tokens / max(1e-3, time.monotonic() - self._computing_since)
+            figures += (
+                f", {state.chunks:,} chunks, {rate:,.0f} tokens/s, {size_in_words(state.bytes)}"
+            )
+        self._progress.update(self._task, completed=state.share, figures=figures)
+
+    def stop(self) -> None:
+        """Take the bar away; may be called again."""
+        self._progress.stop()
+
+    def __enter__(self) -> ProgressBar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

@@ -1,0 +1,80 @@
+"""`semkv serve`: vLLM's own OpenAI server, with reuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from semkv_rag.cli import options
+from semkv_rag.config import DEFAULT_NAMESPACE, SELECTORS, ReuseOptions, check_namespace
+from semkv_rag.errors import OptionError
+
+_DEFAULTS = ReuseOptions()
+
+
+def serve_command(
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model's folder or name, as for vLLM.")
+    ],
+    store: options.Store,
+    index_url: options.IndexUrl = None,
+    namespace: Annotated[
+        str, typer.Option(help="The namespace of requests whose API key has none of its own.")
+    ] = DEFAULT_NAMESPACE,
+    api_key_namespaces: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            metavar="FILE",
+            help="A JSON object of API keys and the namespace of each.",
+        ),
+    ] = None,
+    trust_request_namespace: Annotated[
+        bool,
+        typer.Option("--trust-request-namespace", help="Let a request name its namespace itself."),
+    ] = False,
+    ratio: Annotated[
+        float, typer.Option(help="Recomputed reused tokens / reused tokens, 0 to 1.")
+    ] = _DEFAULTS.ratio,
+    selector: Annotated[
+        str, typer.Option(help=f"What picks them: {', '.join(SELECTORS)}.")
+    ] = _DEFAULTS.selector,
+) -> None:
+    """Serve a model with vLLM's OpenAI server, and reuse the store's KV in its prompts.
+
+    The model stands first. Every option not listed here goes to vLLM as it is: --port, --dtype,
+    --max-model-len and all others. A request may choose ratio and selector, or switch reuse off.
+    """
+    from semkv_rag.engine.serve import serve
+
+    code = serve(
+        model,
+        store=store,
+        index_url=index_url,
+        reuse=ReuseOptions(ratio=ratio, selector=selector, namespace=namespace),
+        namespace=namespace,
+        api_key_namespaces=_read_api_keys(api_key_namespaces) if api_key_namespaces else None,
+        trust_request_namespace=trust_request_namespace,
+        vllm_args=context.args,
+    )
+    raise typer.Exit(code)
+
+
+def _read_api_keys(path: Path) -> dict[str, str]:
+    """The file's API keys and namespaces.
+
+    Raises:
+        OptionError: it is not a JSON object of strings that can be namespaces.
+    """
+    try:
+        keys = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise OptionError(f"{path} is not read: {error}") from error
+    if not isinstance(keys, dict):
+        raise OptionError(f'{path} is not read: write {{"API key": "namespace", …}}')
+    return {key: check_namespace(name) for key, name in keys.items()}
