@@ -1,0 +1,38 @@
+"""The KV store: one safetensors file per chunk and rank, and an SQL index over them.
+
+Usable without vLLM. `KVStore` is the store, `write_chunk` and `ChunkFile` write and read a chunk's
+file; docs/store.md specifies the files and the tables.
+"""
+
+from semkv_rag.store.chunk_file import ChunkFile, write_chunk
+from semkv_rag.store.header import KINDS, ChunkHeader, chunk_id
+from semkv_rag.store.kv_store import KVStore
+from semkv_rag.store.records import (
+    Change,
+    Changes,
+    ChunkKey,
+    ChunkRecord,
+    ModelInfo,
+    NamespaceStats,
+    Problem,
+    SourceInfo,
+    VerifyReport,
+)
+
+__all__ = [
+    "KINDS",
+    "Change",
+    "Changes",
+    "ChunkFile",
+    "ChunkHeader",
+    "ChunkKey",
+    "ChunkRecord",
+    "KVStore",
+    "ModelInfo",
+    "NamespaceStats",
+    "Problem",
+    "SourceInfo",
+    "VerifyReport",
+    "chunk_id",
+    "write_chunk",
+]

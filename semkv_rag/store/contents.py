@@ -1,0 +1,110 @@
+"""Rows and files, kept in step: how a chunk is promised and how it goes.
+
+The order is what makes the promise hold, whoever is killed when. A chunk comes file first, then row;
+it goes row first, then file. Rows are added, and files of dropped rows unlinked, under the writers'
+lock, so that nobody's file is unlinked between being looked at and being promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from semkv_rag.errors import StoreError
+from semkv_rag.store.chunk_file import ChunkFile
+from semkv_rag.store.index import chunks
+from semkv_rag.store.index.chunks import FoundChunk
+from semkv_rag.store.index.database import Database
+from semkv_rag.store.layout import Identity, chunk_path, identity
+from semkv_rag.store.records import ChunkKey, ChunkRecord
+
+BATCH = 256
+"""Chunks that are added or removed in one transaction: few enough that other writers do not wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoneFile:
+    """A file whose chunk was dropped, as it was then."""
+
+    chunk_id: str
+    path: Path
+    identity: Identity
+
+
+class Contents:
+    """The chunks of one store: its files under `root` and their rows."""
+
+    def __init__(self, root: Path, database: Database) -> None:
+        self.root = root
+        self._database = database
+
+    def paths(self, key: ChunkKey, ranks: int) -> list[Path]:
+        """A chunk's files, one for each rank."""
+        return [
+            chunk_path(self.root, key.model, key.namespace, key.id, rank) for rank in range(ranks)
+        ]
+
+    def pages(self, model: str | None, namespace: str | None) -> Iterator[list[ChunkRecord]]:
+        """All records in the order of their ids; each list is of one moment."""
+        after = ""
+        while True:
+            with self._database.reading() as connection:
+                page = chunks.page(connection, after, model, namespace)
+            if not page:
+                return
+            yield page
+            after = page[-1].id
+
+    def find(self, key: ChunkKey) -> FoundChunk | None:
+        """A chunk as its files say, or None when they are not all there or not sound.
+
+        Reads the first rank's header only.
+        """
+        try:
+            path = chunk_path(self.root, key.model, key.namespace, key.id, 0)
+            with ChunkFile(path, model=key.model, chunk_id=key.id) as file:
+                header = file.header
+            if header.namespace != key.namespace:
+                return None
+            size = sum(path.stat().st_size for path in self.paths(key, header.world_size))
+        except (StoreError, OSError):
+            return None
+        return FoundChunk(header, size)
+
+    def add(self, keys: Iterable[ChunkKey]) -> set[str]:
+        """Promise those of the chunks whose files are there; their ids."""
+        taken: set[str] = set()
+        for batch in chunks.pieces(keys, BATCH):
+            found = [(key, chunk) for key in batch if (chunk := self.find(key))]
+            with self._database.writing() as connection:
+                # Looked at again under the lock: an eviction may have been under way.
+                still_there = [
+                    chunk
+                    for key, chunk in found
+                    if all(path.exists() for path in self.paths(key, chunk.header.world_size))
+                ]
+                chunks.put(connection, still_there)
+            taken.update(chunk.header.id for chunk in still_there)
+        return taken
+
+    def drop(self, connection: Connection, records: Sequence[ChunkRecord]) -> list[GoneFile]:
+        """Take back promises; the files that are to be unlinked after the commit."""
+        chunks.drop(connection, records)
+        return [
+            GoneFile(record.id, path, seen)
+            for record in records
+            for path in self.paths(record, record.ranks)
+            if (seen := identity(path))
+        ]
+
+    def unlink(self, gone: Sequence[GoneFile]) -> None:
+        """Remove files, unless somebody promised or wrote them again meanwhile."""
+        for batch in chunks.pieces(gone, BATCH):
+            with self._database.writing() as connection:
+                back = chunks.present(connection, {file.chunk_id for file in batch})
+                for file in batch:
+                    if file.chunk_id not in back and identity(file.path) == file.identity:
+                        file.path.unlink(missing_ok=True)

@@ -1,0 +1,273 @@
+"""Statements about chunks, their tokens and their models.
+
+Id lists are cut into pieces, because databases bound the parameters of a statement.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeVar
+
+import numpy as np
+from blake3 import blake3
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    delete,
+    exists,
+    func,
+    insert,
+    select,
+    true,
+    update,
+)
+
+from semkv_rag.reuse.tokens import StoredTokens, TokenArray
+from semkv_rag.store.header import ChunkHeader, token_bytes
+from semkv_rag.store.index import feed
+from semkv_rag.store.index.schema import chunk_tokens, chunks, contexts, models, sources
+from semkv_rag.store.records import ChunkKey, ChunkRecord, ModelInfo, NamespaceStats
+
+_PIECE = 1000
+Item = TypeVar("Item")
+
+_RECORD = select(
+    chunks.c.id,
+    chunks.c.model,
+    chunks.c.namespace,
+    chunks.c.kind,
+    chunks.c.token_count,
+    chunks.c.context_count,
+    chunks.c.bytes,
+    chunks.c.created_at,
+    chunks.c.used_at,
+    chunks.c.ranks,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundChunk:
+    """A chunk whose files are on disk: what the first one's header says, and the size of all."""
+
+    header: ChunkHeader
+    bytes: int
+
+
+def pieces(items: Iterable[Item], size: int = _PIECE) -> Iterator[list[Item]]:
+    """`items` in lists of at most `size`."""
+    iterator = iter(items)
+    while piece := list(islice(iterator, size)):
+        yield piece
+
+
+def scope(model: str | None, namespace: str | None) -> ColumnElement[bool]:
+    """The condition that a chunk is of a model and a namespace; None is any."""
+    condition: ColumnElement[bool] = true()
+    if model is not None:
+        condition &= chunks.c.model == model
+    if namespace is not None:
+        condition &= chunks.c.namespace == namespace
+    return condition
+
+
+def put_model(
+    connection: Connection, fingerprint: str, description: Mapping[str, str] | None
+) -> None:
+    """Add a model, or change its description when one is given."""
+    known = connection.execute(select(models.c.fingerprint).filter_by(fingerprint=fingerprint))
+    text = json.dumps(dict(description or {}))
+    if known.first() is None:
+        row = {"fingerprint": fingerprint, "description": text, "created_at": time.time()}
+        connection.execute(insert(models), row)
+    elif description is not None:
+        changed = update(models).filter_by(fingerprint=fingerprint)
+        connection.execute(changed.values(description=text))
+
+
+def all_models(connection: Connection) -> list[ModelInfo]:
+    rows = connection.execute(select(models).order_by(models.c.created_at))
+    return [ModelInfo(row[0], json.loads(row[1]), row[2]) for row in rows]
+
+
+def put(connection: Connection, found: Sequence[FoundChunk]) -> None:
+    """Add chunks; of those that are there, say again what their files are."""
+    there = present(connection, (chunk.header.id for chunk in found))
+    new = {chunk.header.id: chunk for chunk in found if chunk.header.id not in there}
+    for model in {chunk.header.model for chunk in new.values()}:
+        put_model(connection, model, None)
+    digests = _put_contexts(connection, [chunk.header.context for chunk in new.values()])
+    if new:
+        rows = [_row(chunk, digest) for chunk, digest in zip(new.values(), digests, strict=True)]
+        connection.execute(insert(chunks), rows)
+        tokens = [
+            {"chunk_id": id_, "tokens": token_bytes(chunk.header.tokens)}
+            for id_, chunk in new.items()
+        ]
+        connection.execute(insert(chunk_tokens), tokens)
+    for chunk in found:
+        header = chunk.header
+        if header.id in there:
+            row = update(chunks).where(chunks.c.id == header.id)
+            files = {"kind": header.kind, "ranks": header.world_size, "bytes": chunk.bytes}
+            connection.execute(row.values(files))
+    feed.append(
+        connection,
+        (ChunkKey(id_, c.header.model, c.header.namespace) for id_, c in new.items()),
+        added=True,
+    )
+
+
+def drop(connection: Connection, keys: Sequence[ChunkKey]) -> None:
+    """Remove chunks that are there, and the contexts that no chunk has any more."""
+    for piece in pieces(keys):
+        ids = [key.id for key in piece]
+        used = select(chunks.c.context).distinct().where(chunks.c.id.in_(ids))
+        digests = connection.scalars(used).all()
+        connection.execute(delete(chunk_tokens).where(chunk_tokens.c.chunk_id.in_(ids)))
+        connection.execute(delete(chunks).where(chunks.c.id.in_(ids)))
+        still_used = exists().where(chunks.c.context == contexts.c.digest)
+        connection.execute(delete(contexts).where(contexts.c.digest.in_(digests), ~still_used))
+    feed.append(connection, keys, added=False)
+
+
+def present(connection: Connection, ids: Iterable[str]) -> set[str]:
+    """Those of `ids` that the index promises."""
+    return {
+        id_
+        for piece in pieces(ids)
+        for id_ in connection.scalars(select(chunks.c.id).where(chunks.c.id.in_(piece)))
+    }
+
+
+def records(
+    connection: Connection, ids: Iterable[str], model: str, namespace: str
+) -> list[ChunkRecord]:
+    """The records of those of `ids` that are there, in no order."""
+    return [
+        _record(row)
+        for piece in pieces(ids)
+        for row in connection.execute(
+            _RECORD.where(chunks.c.id.in_(piece), scope(model, namespace))
+        )
+    ]
+
+
+def page(
+    connection: Connection, after: str, model: str | None, namespace: str | None
+) -> list[ChunkRecord]:
+    """The next records in the order of their ids."""
+    next_ = _RECORD.where(chunks.c.id > after, scope(model, namespace)).order_by(chunks.c.id)
+    return [_record(row) for row in connection.execute(next_.limit(_PIECE))]
+
+
+def tokens(
+    connection: Connection, ids: Iterable[str], model: str, namespace: str
+) -> dict[str, StoredTokens]:
+    """The tokens of those of `ids` that are there. Chunks of the same context share its array."""
+    found: dict[str, StoredTokens] = {}
+    arrays: dict[str, TokenArray] = {}
+    for piece in pieces(ids):
+        rows = connection.execute(
+            select(chunks.c.id, chunks.c.context, chunk_tokens.c.tokens)
+            .join(chunk_tokens, chunk_tokens.c.chunk_id == chunks.c.id)
+            .where(chunks.c.id.in_(piece), scope(model, namespace))
+        ).all()
+        if unread := {row[1] for row in rows} - arrays.keys():
+            statement = select(contexts.c.digest, contexts.c.tokens)
+            for digest, blob in connection.execute(statement.where(contexts.c.digest.in_(unread))):
+                arrays[digest] = np.frombuffer(blob, "<i4")
+        for id_, digest, blob in rows:
+            found[id_] = StoredTokens(np.frombuffer(blob, "<i4"), arrays[digest])
+    return found
+
+
+def touch(connection: Connection, ids: Iterable[str], now: float) -> None:
+    for piece in pieces(ids):
+        connection.execute(update(chunks).where(chunks.c.id.in_(piece)).values(used_at=now))
+
+
+def total_bytes(connection: Connection, namespace: str | None) -> int:
+    size = select(func.coalesce(func.sum(chunks.c.bytes), 0)).where(scope(None, namespace))
+    return int(connection.scalar(size) or 0)
+
+
+def least_recently_used(
+    connection: Connection, namespace: str | None, limit: int
+) -> list[ChunkRecord]:
+    """The `limit` records that were unused for longest."""
+    oldest = _RECORD.where(scope(None, namespace)).order_by(chunks.c.used_at, chunks.c.id)
+    return [_record(row) for row in connection.execute(oldest.limit(limit))]
+
+
+def stats(connection: Connection, namespace: str | None) -> list[NamespaceStats]:
+    """Per model and namespace that has a chunk or a source."""
+    counted = (
+        select(
+            chunks.c.model,
+            chunks.c.namespace,
+            func.count(),
+            func.sum(chunks.c.token_count),
+            func.sum(chunks.c.bytes),
+        )
+        .where(scope(None, namespace))
+        .group_by(chunks.c.model, chunks.c.namespace)
+    )
+    listed = select(sources.c.model, sources.c.namespace, func.count())
+    if namespace is not None:
+        listed = listed.where(sources.c.namespace == namespace)
+    documents = {
+        (row[0], row[1]): row[2]
+        for row in connection.execute(listed.group_by(sources.c.model, sources.c.namespace))
+    }
+    found = {(row[0], row[1]): row[2:] for row in connection.execute(counted)}
+    return [
+        NamespaceStats(
+            model=key[0],
+            namespace=key[1],
+            chunks=int(found[key][0]) if key in found else 0,
+            sources=documents.get(key, 0),
+            tokens=int(found[key][1]) if key in found else 0,
+            bytes=int(found[key][2]) if key in found else 0,
+        )
+        for key in sorted(found.keys() | documents.keys())
+    ]
+
+
+def _put_contexts(connection: Connection, arrays: Sequence[TokenArray]) -> list[str]:
+    """Store each context once; their digests, one for each of `arrays`."""
+    blobs = [token_bytes(array) for array in arrays]
+    digests = [blake3(blob).hexdigest() for blob in blobs]
+    by_digest = dict(zip(digests, blobs, strict=True))
+    for piece in pieces(list(by_digest)):
+        known = select(contexts.c.digest).where(contexts.c.digest.in_(piece))
+        for digest in connection.scalars(known):
+            del by_digest[digest]
+    if by_digest:
+        rows = [{"digest": digest, "tokens": blob} for digest, blob in by_digest.items()]
+        connection.execute(insert(contexts), rows)
+    return digests
+
+
+def _row(chunk: FoundChunk, context: str) -> dict[str, object]:
+    header = chunk.header
+    return {
+        "id": header.id,
+        "model": header.model,
+        "namespace": header.namespace,
+        "kind": header.kind,
+        "context": context,
+        "token_count": len(header.tokens),
+        "context_count": len(header.context),
+        "ranks": header.world_size,
+        "bytes": chunk.bytes,
+        "created_at": header.created_at,
+        "used_at": header.created_at,
+    }
+
+
+def _record(row: Sequence[Any]) -> ChunkRecord:
+    return ChunkRecord(*row)

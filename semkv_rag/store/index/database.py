@@ -1,0 +1,193 @@
+"""Connections to the index: opening it, migrating it, and transactions.
+
+Used for every read and write of the store. Reads take about 0.1 ms with SQLite. Writers are
+serialised: by BEGIN IMMEDIATE in SQLite, and everywhere by a lock on the feed's one row, which makes
+the order of the changes that of their commits.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+
+from sqlalchemy import (
+    Connection,
+    create_engine,
+    event,
+    inspect,
+    make_url,
+    select,
+    text,
+)
+from sqlalchemy.exc import DisconnectionError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
+
+from semkv_rag.errors import StoreError, StoreVersionError
+from semkv_rag.store.index import schema, sqlite
+
+_MIGRATION_LOCK = 0x73656D6B76  # an advisory lock's number must only be the same for all of us
+
+
+class Database:
+    """The index behind a URL.
+
+    Attributes:
+        read_only: nothing is created or written.
+
+    Args:
+        url: a SQLAlchemy URL. For SQLite: of a file, in a folder that is there.
+        read_only: see above.
+
+    Raises:
+        StoreError: it cannot be opened; read-only, also when it is not there or not up to date.
+        StoreVersionError: a newer version wrote it.
+    """
+
+    def __init__(self, url: str, *, read_only: bool) -> None:
+        self.read_only = read_only
+        self._closed = False
+        try:
+            parsed = make_url(url)
+        except SQLAlchemyError as error:
+            raise StoreError(f"the index URL cannot be used: {error}") from error
+        self._file = sqlite.database_file(parsed)
+        if self._file is not None:
+            self._engine = sqlite.engine(self._file, read_only=read_only)
+            self._reader = self._engine
+        else:
+            with self._errors("opened"):
+                self._engine = create_engine(parsed, pool_pre_ping=True)
+            self._reader = self._engine
+            if self._engine.dialect.name == "postgresql":
+                # Reads of several statements see one state, as they do in SQLite.
+                self._reader = self._engine.execution_options(isolation_level="REPEATABLE READ")
+        event.listen(self._engine, "connect", _remember_process)
+        event.listen(self._engine, "checkout", _check_process)
+        self._writer = self._engine.execution_options(semkv_write="durable")
+        self._lazy_writer = self._engine.execution_options(semkv_write="lazy")
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A transaction that only reads, and sees one state of the index."""
+        with self._errors("read"), self._reader.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self, *, durable: bool = True) -> Iterator[Connection]:
+        """A transaction that writes, one at a time among all processes; keep it short.
+
+        Args:
+            durable: it is on disk when this returns (SQLite; others do as they are set up). False is
+                for what may be lost in a power cut.
+        """
+        if self.read_only:
+            raise StoreError("the store is open for reading only")
+        writer = self._writer if durable else self._lazy_writer
+        with self._errors("written"), writer.begin() as connection:
+            connection.execute(select(schema.feed.c.last).with_for_update())
+            yield connection
+
+    def create(self) -> None:
+        """Make the index or bring it up to date; safe when several processes do so at once."""
+        with self._errors("created"), self._creation_lock():
+            if self._file is not None:
+                sqlite.create(self._file)
+            with self._writer.begin() as connection:
+                if connection.dialect.name == "postgresql":
+                    connection.execute(
+                        text("SELECT pg_advisory_xact_lock(:n)"), {"n": _MIGRATION_LOCK}
+                    )
+                _migrate(connection)
+
+    def close(self) -> None:
+        """Close the connections; what is asked afterwards raises StoreError."""
+        self._closed = True
+        self._engine.dispose()
+
+    def _open(self) -> None:
+        if self.read_only or (self._file is None or self._file.exists()):
+            with self.reading() as connection:
+                revision = _revision(connection)
+            if revision == schema.REVISION:
+                return
+            if self.read_only:
+                known = revision is None or revision < schema.REVISION
+                raise (StoreError if known else StoreVersionError)(
+                    f"the index is at revision {revision or 'none'} and this version reads"
+                    f" {schema.REVISION}: " + ("open it for writing once" if known else "upgrade")
+                )
+        self.create()
+
+    def _creation_lock(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._file is None else _file_lock(self._file)
+
+    @contextmanager
+    def _errors(self, verb: str) -> Iterator[None]:
+        if self._closed:
+            raise StoreError("the store is closed")
+        try:
+            yield
+        except (SQLAlchemyError, OSError) as error:
+            if self._file is not None and not self._file.exists():
+                reason = f"{self._file.name} is gone; `rebuild_index` makes it from the chunk files"
+            else:
+                reason = str(getattr(error, "orig", None) or error)
+            raise StoreError(f"the index cannot be {verb}: {reason}") from error
+
+
+def _revision(connection: Connection) -> str | None:
+    """The migration that the index is at, or None when it has no tables."""
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+
+
+def _migrate(connection: Connection) -> None:
+    """Run the migrations that are missing, in the connection's transaction."""
+    revision = _revision(connection)
+    if revision == schema.REVISION:
+        return
+    # Imported here: most opens find nothing to migrate, and Alembic is slow to import.
+    from alembic import command
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    folder = Path(__file__).parents[1] / "migrations"
+    config = Config()
+    config.set_main_option("script_location", str(folder).replace("%", "%%"))
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if revision is not None and revision not in known:
+        raise StoreVersionError(
+            f"the index is at revision {revision}, written by a newer version of semkv-rag: this one"
+            f" knows up to {schema.REVISION}"
+        )
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+@contextmanager
+def _file_lock(database: Path) -> Iterator[None]:
+    with database.with_name(database.name + ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _remember_process(_connection: object, entry: ConnectionPoolEntry) -> None:
+    entry.info["process"] = os.getpid()
+
+
+def _check_process(
+    _connection: object, entry: ConnectionPoolEntry, proxy: PoolProxiedConnection
+) -> None:
+    """A connection that came over a fork is the parent's: leave it and make another."""
+    if entry.info["process"] != os.getpid():
+        entry.dbapi_connection = proxy.dbapi_connection = None  # type: ignore[misc]
+        raise DisconnectionError("the connection belongs to another process")

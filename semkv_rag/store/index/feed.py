@@ -1,0 +1,59 @@
+"""The change feed: which chunks came and went, in the order of the commits.
+
+Written with every change of the chunks, inside the same transaction. Read by every engine at every
+request, so asking when nothing changed is one row by its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from semkv_rag.store.index.schema import changes, chunks, feed
+from semkv_rag.store.records import Change, Changes, ChunkKey
+
+_KEPT = 100_000
+"""Changes that are kept for followers; who is further behind gets all live chunks."""
+
+_POINT = select(feed.c.first, feed.c.last)
+
+
+def append(connection: Connection, keys: Iterable[ChunkKey], *, added: bool) -> None:
+    """Tell that chunks came or went. The connection holds the writers' lock."""
+    first, last = connection.execute(_POINT).one()
+    rows = [
+        {
+            "seq": last + number,
+            "model": key.model,
+            "namespace": key.namespace,
+            "chunk_id": key.id,
+            "added": added,
+        }
+        for number, key in enumerate(keys, start=1)
+    ]
+    if not rows:
+        return
+    last += len(rows)
+    connection.execute(insert(changes), rows)
+    if last - first > 2 * _KEPT:
+        first = last - _KEPT
+        connection.execute(delete(changes).where(changes.c.seq <= first))
+    connection.execute(update(feed).values(first=first, last=last))
+
+
+def read(connection: Connection, model: str, since: int) -> Changes:
+    """What changed for a model after `since`, or all its live chunks when that cannot be told."""
+    first, last = connection.execute(_POINT).one()
+    if since == last:
+        return Changes(last, [])
+    if not first <= since <= last:
+        live = select(chunks.c.namespace, chunks.c.id).where(chunks.c.model == model)
+        rows = connection.execute(live)
+        return Changes(last, [Change(row[0], row[1], True) for row in rows], reset=True)
+    news = (
+        select(changes.c.namespace, changes.c.chunk_id, changes.c.added)
+        .where(changes.c.seq > since, changes.c.seq <= last, changes.c.model == model)
+        .order_by(changes.c.seq)
+    )
+    return Changes(last, [Change(*row) for row in connection.execute(news)])

@@ -1,0 +1,114 @@
+"""The index's tables, as of the newest migration.
+
+Ids are the chunks' content addresses, so no table needs a key of its own. Token arrays are BLOBs of
+little-endian int32. The tokens of a chunk stand apart from its row, so that listing and evicting
+does not read them, and a context once, because the same prompt head stands before every chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+REVISION: Final = "0001"
+"""The newest migration: what a store is at once it was opened."""
+
+metadata: Final = MetaData()
+
+feed = Table(
+    "feed",
+    metadata,
+    # One row, locked by every writer: it numbers the changes in the order of their commits.
+    Column("id", Integer, primary_key=True),
+    Column("first", BigInteger, nullable=False),
+    Column("last", BigInteger, nullable=False),
+)
+
+changes = Table(
+    "changes",
+    metadata,
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("model", String(128), nullable=False),
+    Column("namespace", String(128), nullable=False),
+    Column("chunk_id", String(64), nullable=False),
+    Column("added", Boolean, nullable=False),
+)
+
+models = Table(
+    "models",
+    metadata,
+    Column("fingerprint", String(128), primary_key=True),
+    Column("description", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+contexts = Table(
+    "contexts",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    Column("tokens", LargeBinary, nullable=False),
+)
+
+chunks = Table(
+    "chunks",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("model", String(128), ForeignKey("models.fingerprint"), nullable=False),
+    Column("namespace", String(128), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("context", String(64), ForeignKey("contexts.digest"), nullable=False),
+    Column("token_count", Integer, nullable=False),
+    Column("context_count", Integer, nullable=False),
+    Column("ranks", Integer, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("used_at", Double, nullable=False),
+    Index("chunks_of_model", "model", "namespace"),
+    Index("chunks_by_context", "context"),
+    Index("chunks_by_use", "used_at", "id"),
+    Index("chunks_by_size", "namespace", "bytes"),
+)
+
+chunk_tokens = Table(
+    "chunk_tokens",
+    metadata,
+    Column("chunk_id", String(64), ForeignKey("chunks.id"), primary_key=True),
+    Column("tokens", LargeBinary, nullable=False),
+)
+
+sources = Table(
+    "sources",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("model", String(128), nullable=False),
+    Column("namespace", String(128), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("digest", String(128), nullable=False),
+    Column("updated_at", Double, nullable=False),
+    UniqueConstraint("model", "namespace", "name", name="sources_name"),
+)
+
+source_chunks = Table(
+    "source_chunks",
+    metadata,
+    Column("source_id", Integer, ForeignKey("sources.id"), primary_key=True),
+    Column("position", Integer, primary_key=True),
+    # Not a foreign key: a source goes on listing a chunk that was evicted.
+    Column("chunk_id", String(64), nullable=False),
+    Index("source_chunks_by_chunk", "chunk_id"),
+)

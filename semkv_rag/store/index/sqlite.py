@@ -1,0 +1,126 @@
+"""What SQLite needs beside SQLAlchemy's defaults to be shared by processes that read and write.
+
+* Write-ahead log: readers never wait. Writers take BEGIN IMMEDIATE, so that none fails half way.
+* A connection never creates the file. When somebody deletes it, reads and writes say so.
+* A deleted or replaced file is noticed at the next transaction: an open connection would go on in
+  the file that has no name any more.
+* Reading on a folder that cannot be written works, with or without the log's files beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
+
+from semkv_rag.errors import StoreError
+
+BUSY_TIMEOUT_S = 60.0
+_SYNCHRONOUS = {"durable": "FULL", "lazy": "NORMAL"}
+
+
+class _Connection(sqlite3.Connection):
+    """A connection that knows which file it opened."""
+
+    file: tuple[int, ...] | None = None
+    immutable = False
+
+
+def database_file(url: URL) -> Path | None:
+    """The file of a SQLite URL; None for other databases.
+
+    Raises:
+        StoreError: SQLite in memory, which no other process could see.
+    """
+    if url.get_backend_name() != "sqlite":
+        return None
+    if url.database in (None, "", ":memory:"):
+        raise StoreError("the index cannot be SQLite in memory: other processes must see it")
+    return Path(url.database).absolute()
+
+
+def engine(file: Path, *, read_only: bool) -> Engine:
+    """An engine on `file`, which must be there when it is first used."""
+    made = create_engine(
+        "sqlite+pysqlite://",
+        creator=lambda: _connect(file, read_only=read_only),
+        poolclass=QueuePool,
+    )
+
+    def check_file(connection: _Connection, _entry: ConnectionPoolEntry, _proxy: object) -> None:
+        if _identity(file, connection.immutable) != connection.file:
+            raise DisconnectionError("the index file was replaced")
+
+    event.listen(made, "checkout", check_file)
+    event.listen(made, "begin", _begin)
+    return made
+
+
+def create(file: Path) -> None:
+    """Make an empty database in WAL mode when there is none. The caller holds the creation lock."""
+    if not file.exists():
+        # A log that was left beside a deleted database would be taken for the new one's.
+        for suffix in ("-wal", "-shm"):
+            file.with_name(file.name + suffix).unlink(missing_ok=True)
+    with closing(sqlite3.connect(file, timeout=BUSY_TIMEOUT_S)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+
+
+def _connect(file: Path, *, read_only: bool) -> _Connection:
+    if not read_only:
+        return _open(file, "mode=rw", immutable=False)
+    connection = _open(file, "mode=ro", immutable=False)
+    try:
+        connection.execute("SELECT 1 FROM sqlite_master LIMIT 1")
+    except sqlite3.OperationalError:
+        connection.close()
+        # The log needs files that cannot be made in a folder that cannot be written. Where nobody can
+        # write, the database stands still, unless the folder is writable elsewhere: see `_identity`.
+        if os.access(file.parent, os.W_OK):
+            raise
+        connection = _open(file, "immutable=1", immutable=True)
+    return connection
+
+
+def _open(file: Path, options: str, *, immutable: bool) -> _Connection:
+    connection = sqlite3.connect(
+        f"file:{quote(str(file))}?{options}",
+        uri=True,
+        timeout=BUSY_TIMEOUT_S,
+        isolation_level=None,  # transactions are begun below
+        check_same_thread=False,  # the pool hands a connection to one thread at a time
+        factory=_Connection,
+    )
+    connection.execute("PRAGMA foreign_keys=ON")
+    connection.immutable = immutable
+    connection.file = _identity(file, immutable)
+    return connection
+
+
+def _identity(file: Path, immutable: bool) -> tuple[int, ...] | None:
+    """What must stay the same for a connection to be used again.
+
+    SQLite does not look whether an immutable file changed, so its size and time count there.
+    """
+    try:
+        stat = os.stat(file)  # noqa: PTH116 - asked before every transaction: the plain call
+    except OSError:
+        return None
+    found = (stat.st_dev, stat.st_ino)
+    return (*found, stat.st_size, stat.st_mtime_ns) if immutable else found
+
+
+def _begin(connection: Connection) -> None:
+    write: Any = connection.get_execution_options().get("semkv_write")
+    if write is None:
+        connection.exec_driver_sql("BEGIN")
+    else:
+        connection.exec_driver_sql(f"PRAGMA synchronous={_SYNCHRONOUS[write]}")
+        connection.exec_driver_sql("BEGIN IMMEDIATE")

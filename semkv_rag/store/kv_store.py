@@ -1,0 +1,237 @@
+"""The KV store: chunk files under a folder, and the index that says which there are.
+
+Held by every engine (its scheduler asks `changes` and `tokens` at each request, its workers `path`),
+by precompute and by the command line; any number of them at once, in any processes. A chunk's file
+is on disk before its row and goes after it, so the index never promises a file that is not there.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from semkv_rag.errors import StoreError
+from semkv_rag.reuse.tokens import StoredTokens
+from semkv_rag.store import layout
+from semkv_rag.store.contents import BATCH, Contents
+from semkv_rag.store.eviction import evict
+from semkv_rag.store.index import chunks, feed, sources
+from semkv_rag.store.index.database import Database
+from semkv_rag.store.records import (
+    Changes,
+    ChunkKey,
+    ChunkRecord,
+    ModelInfo,
+    NamespaceStats,
+    SourceInfo,
+    VerifyReport,
+)
+from semkv_rag.store.verify import verify
+
+
+class KVStore:
+    """Stored chunks under `root`; safe for several threads and processes that read and write at once.
+
+    Every method that asks the index raises StoreError when it cannot be read or written, and then
+    works again once it can. Reading is all that a store does whose folder cannot be written.
+
+    Args:
+        root: the folder; made when it is not there.
+        index_url: SQLAlchemy URL of the index. By default SQLite, `index.sqlite` under the root.
+        read_only: write nothing, and raise StoreError when asked to.
+
+    Attributes:
+        root: the folder, as an absolute path.
+        index_url: where the index is. May hold a password.
+        read_only: whether it only reads: as asked, or because the folder cannot be written.
+
+    Raises:
+        StoreError: the store cannot be opened.
+        StoreVersionError: a newer version wrote it.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        index_url: str | None = None,
+        read_only: bool = False,
+    ) -> None:
+        self.root = Path(root).absolute()
+        self.index_url = index_url or f"sqlite:///{self.root / 'index.sqlite'}"
+        try:
+            if not read_only:
+                self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"the store cannot be made at {self.root}: {error.strerror}"
+            ) from error
+        self.read_only = read_only or not os.access(self.root, os.W_OK)
+        self._database = Database(self.index_url, read_only=self.read_only)
+        self._contents = Contents(self.root, self._database)
+
+    def __repr__(self) -> str:
+        return f"KVStore({str(self.root)!r})"
+
+    def path(self, model: str, namespace: str, chunk_id: str, rank: int = 0) -> Path:
+        """Where a chunk's file is or goes. Asks no one."""
+        return layout.chunk_path(self.root, model, namespace, chunk_id, rank)
+
+    def add_model(self, fingerprint: str, description: Mapping[str, str]) -> None:
+        """Say what a fingerprint stands for; for people to read."""
+        with self._database.writing() as connection:
+            chunks.put_model(connection, fingerprint, description)
+
+    def models(self) -> list[ModelInfo]:
+        """The models that wrote to this store, oldest first."""
+        with self._database.reading() as connection:
+            return chunks.all_models(connection)
+
+    def add(self, records: Iterable[ChunkKey]) -> set[str]:
+        """Promise chunks whose files are on disk; the ids of those that are promised now.
+
+        What the index holds of a chunk is read from its files' headers, so that the two cannot
+        disagree: a `ChunkKey` is all that is needed. A chunk whose files are missing or not sound is
+        left out.
+        """
+        return self._contents.add(records)
+
+    def get(self, model: str, namespace: str, ids: Iterable[str]) -> dict[str, ChunkRecord]:
+        """The records of those of `ids` that are stored."""
+        with self._database.reading() as connection:
+            found = chunks.records(connection, ids, model, namespace)
+        return {record.id: record for record in found}
+
+    def chunks(
+        self, model: str | None = None, namespace: str | None = None
+    ) -> Iterator[ChunkRecord]:
+        """Every chunk's record, in the order of the ids; None is any model or namespace."""
+        return chain.from_iterable(self._contents.pages(model, namespace))
+
+    def tokens(self, model: str, namespace: str, ids: Iterable[str]) -> dict[str, StoredTokens]:
+        """The tokens of those of `ids` that are stored, as read-only arrays."""
+        with self._database.reading() as connection:
+            return chunks.tokens(connection, ids, model, namespace)
+
+    def changes(self, model: str, since: int) -> Changes:
+        """Which chunks of a model came and went after `since`, the `last` of an earlier answer.
+
+        From 0 it tells all live chunks. So it does, with `reset` set, to a caller that is too far
+        behind or whose index was replaced.
+        """
+        with self._database.reading() as connection:
+            return feed.read(connection, model, since)
+
+    def remove(self, model: str, namespace: str, ids: Iterable[str]) -> int:
+        """Remove chunks, rows first, then files; how many were there. Sources go on listing them."""
+        removed = 0
+        for batch in chunks.pieces(ids, BATCH):
+            with self._database.writing() as connection:
+                found = chunks.records(connection, batch, model, namespace)
+                gone = self._contents.drop(connection, found)
+            self._contents.unlink(gone)
+            removed += len(found)
+        return removed
+
+    def touch(self, ids: Iterable[str]) -> None:
+        """Note that chunks were used now: they are evicted later. Nothing when only reading."""
+        if not self.read_only:
+            with self._database.writing(durable=False) as connection:
+                chunks.touch(connection, ids, time.time())
+
+    def evict(self, max_bytes: int, namespace: str | None = None) -> list[str]:
+        """Remove the chunks that were unused for longest until `max_bytes` are left.
+
+        Args:
+            max_bytes: what all files together may take, of the namespace or of the whole store.
+            namespace: evict only its chunks, and count only its bytes.
+
+        Returns:
+            The ids of the evicted chunks, in the order in which they went.
+        """
+        return evict(self._database, self._contents, max_bytes, namespace)
+
+    def source(self, model: str, namespace: str, name: str) -> SourceInfo | None:
+        """A document's digest and chunks, or None when it was never put."""
+        with self._database.reading() as connection:
+            found = sources.find(connection, model, namespace, name)
+        return found[0] if found else None
+
+    def sources(self, model: str | None = None, namespace: str | None = None) -> list[SourceInfo]:
+        """The documents, by name; None is any model or namespace."""
+        with self._database.reading() as connection:
+            return sources.find(connection, model, namespace)
+
+    def put_source(
+        self, model: str, namespace: str, name: str, digest: str, chunk_ids: Sequence[str]
+    ) -> int:
+        """Put a document in place of the one of that name.
+
+        Its former chunks that no source lists any more are removed; how many that were.
+        """
+        with self._database.writing() as connection:
+            unlisted = sources.replace(connection, model, namespace, name, digest, chunk_ids)
+            found = chunks.records(connection, unlisted, model, namespace)
+            gone = self._contents.drop(connection, found)
+        self._contents.unlink(gone)
+        return len(found)
+
+    def remove_source(self, model: str, namespace: str, name: str) -> int:
+        """Remove a document and the chunks that no other source lists; how many that were."""
+        with self._database.writing() as connection:
+            unlisted = sources.remove(connection, model, namespace, name)
+            found = chunks.records(connection, unlisted, model, namespace)
+            gone = self._contents.drop(connection, found)
+        self._contents.unlink(gone)
+        return len(found)
+
+    def stats(self, namespace: str | None = None) -> list[NamespaceStats]:
+        """Counts and bytes of each model and namespace that has something stored."""
+        with self._database.reading() as connection:
+            return chunks.stats(connection, namespace)
+
+    def verify(
+        self, *, repair: bool = False, progress: Callable[[int, int], None] | None = None
+    ) -> VerifyReport:
+        """Read every promised file and compare all checksums; others may use the store meanwhile.
+
+        Temporary files of writers that were killed are removed once they are old.
+
+        Args:
+            repair: drop the chunks whose files are missing or damaged, and promise the sound files
+                that the index does not know.
+            progress: called with the chunks done and all of them.
+        """
+        return verify(
+            self._database, self._contents, repair=repair, tensors=True, progress=progress
+        )
+
+    def rebuild_index(self, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+        """Make the index agree with the headers of the chunk files; make it when it is gone.
+
+        Models' descriptions and sources stand only in the index: when it was lost they come back
+        with the next precompute, which finds the chunks and computes nothing.
+        """
+        if not self.read_only:
+            self._database.create()
+        return verify(self._database, self._contents, repair=True, tensors=False, progress=progress)
+
+    def close(self) -> None:
+        """Close the index; may be called again. The store then raises StoreError."""
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

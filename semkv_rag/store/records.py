@@ -1,0 +1,146 @@
+"""What the store hands out: plain values, valid after the store is closed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkKey:
+    """Which chunk: its content address and whose it is."""
+
+    id: str
+    model: str
+    namespace: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRecord(ChunkKey):
+    """A chunk's row in the index.
+
+    Attributes:
+        kind: `document`, `head` or `prompt`.
+        token_count: its tokens, and so its rows of KV.
+        context_count: tokens to its left when it was computed; the position of its first token.
+        bytes: size of its files, all ranks together.
+        created_at, used_at: seconds since the epoch.
+        ranks: its files, one for each tensor-parallel rank.
+    """
+
+    kind: str
+    token_count: int
+    context_count: int
+    bytes: int
+    created_at: float
+    used_at: float
+    ranks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model that wrote to the store: its fingerprint and what that stands for."""
+
+    fingerprint: str
+    description: Mapping[str, str]
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SourceInfo:
+    """A document and the chunks it was split into, in its order.
+
+    A chunk that was evicted stays listed, so that the document is seen to be incomplete: `get` says
+    which are still there.
+
+    Attributes:
+        name: the document's name, such as its path.
+        digest: of what was read, so that an unchanged document is known.
+        chunk_ids: its chunks.
+        updated_at: seconds since the epoch.
+        model, namespace: for whom it was precomputed.
+    """
+
+    name: str
+    digest: str
+    chunk_ids: tuple[str, ...]
+    updated_at: float
+    model: str
+    namespace: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A chunk came (`added`) or went."""
+
+    namespace: str
+    chunk_id: str
+    added: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What changed since a point of the feed.
+
+    Attributes:
+        last: the point up to which this tells; the next call's `since`.
+        entries: oldest first; a chunk may come and go several times.
+        reset: the entries are all live chunks, and whatever the caller knew besides is gone: it asked
+            from 0, from before what the feed still holds, or the index is another one.
+    """
+
+    last: int
+    entries: list[Change]
+    reset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceStats:
+    """Counts of one model's chunks in one namespace."""
+
+    model: str
+    namespace: str
+    chunks: int
+    sources: int
+    tokens: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something `verify` found.
+
+    Attributes:
+        kind: `missing`, `damaged` (a promised file; the index is wrong about it), `orphan` (a sound
+            file that the index does not know) or `debris` (a file that is of no use).
+        path: the file, relative to the store's root.
+        text: what is wrong, in words.
+    """
+
+    kind: str
+    path: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What `verify` and `rebuild_index` saw.
+
+    Attributes:
+        chunks: promised chunks that were looked at.
+        bytes: of their sound files.
+        problems: promises that are not kept: chunks that are missing or damaged.
+        notices: harmless finds, such as a file of a killed writer that the index does not know yet.
+        repaired: whether what was found was mended.
+    """
+
+    chunks: int
+    bytes: int
+    problems: tuple[Problem, ...]
+    notices: tuple[Problem, ...]
+    repaired: bool
+
+    @property
+    def ok(self) -> bool:
+        """Every promise is kept."""
+        return not self.problems

@@ -1,0 +1,195 @@
+"""Checking the store's promises against its files, and mending what is wrong.
+
+Run by people (`semkv verify`) while others go on using the store. Every finding is checked again
+under the writers' lock before anything is changed for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from semkv_rag.errors import ChunkFileError, StoreError
+from semkv_rag.reuse.tokens import StoredTokens
+from semkv_rag.store.chunk_file import ChunkFile
+from semkv_rag.store.contents import BATCH, Contents, GoneFile
+from semkv_rag.store.header import ChunkHeader
+from semkv_rag.store.index import chunks
+from semkv_rag.store.index.database import Database
+from semkv_rag.store.layout import chunk_files, chunk_path, identity, temporary_files
+from semkv_rag.store.records import ChunkKey, ChunkRecord, Problem, VerifyReport
+
+DEBRIS_AGE_S = 3600.0
+"""A temporary file that old is no writer's any more: writing one takes seconds."""
+
+
+def verify(
+    database: Database,
+    contents: Contents,
+    *,
+    repair: bool,
+    tensors: bool,
+    progress: Callable[[int, int], None] | None,
+) -> VerifyReport:
+    """What `KVStore.verify` and, without reading the tensors, `KVStore.rebuild_index` do."""
+    run = _Run(database, contents, repair=repair, tensors=tensors, progress=progress)
+    run.check_promises()
+    run.check_files()
+    run.check_temporary_files()
+    return VerifyReport(
+        chunks=run.chunks,
+        bytes=run.bytes,
+        problems=tuple(run.problems),
+        notices=tuple(run.notices),
+        repaired=repair,
+    )
+
+
+class _Run:
+    def __init__(
+        self,
+        database: Database,
+        contents: Contents,
+        *,
+        repair: bool,
+        tensors: bool,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self._database = database
+        self._contents = contents
+        self._repair = repair
+        self._tensors = tensors
+        self._progress = progress
+        self.chunks = 0
+        self.bytes = 0
+        self.problems: list[Problem] = []
+        self.notices: list[Problem] = []
+
+    def check_promises(self) -> None:
+        """Every row: its files are there and sound, and hold the tokens that the index holds."""
+        with self._database.reading() as connection:
+            total = sum(entry.chunks for entry in chunks.stats(connection, None))
+        for page in self._contents.pages(None, None):
+            for batch in chunks.pieces(page, BATCH):
+                stored = self._stored_tokens(batch)
+                for record in batch:
+                    self._check_promise(record, stored)
+                    self.chunks += 1
+                    if self._progress:
+                        self._progress(self.chunks, max(total, self.chunks))
+
+    def check_files(self) -> None:
+        """Every file that the index does not know."""
+        for batch in chunks.pieces(chunk_files(self._contents.root)):
+            by_path = {path: path.name.split(".")[0] for path in batch}
+            with self._database.reading() as connection:
+                promised = chunks.present(connection, by_path.values())
+            unknown = [path for path, id_ in by_path.items() if id_ not in promised]
+            orphans = [key for path in unknown if (key := self._check_orphan(path))]
+            if self._repair:
+                self._contents.add(orphans)
+
+    def check_temporary_files(self) -> None:
+        """What killed writers left; it goes once it is old, because nobody can want it."""
+        if self._database.read_only:
+            return
+        for path in temporary_files(self._contents.root):
+            with suppress(FileNotFoundError):  # its writer is alive, and was done
+                if time.time() - path.stat().st_mtime > DEBRIS_AGE_S:
+                    path.unlink()
+                    self._notice("debris", path, "left by a writer that was killed; removed")
+
+    def _stored_tokens(self, batch: Sequence[ChunkRecord]) -> dict[str, StoredTokens]:
+        owners = {(record.model, record.namespace) for record in batch}
+        ids = [record.id for record in batch]
+        stored: dict[str, StoredTokens] = {}
+        with self._database.reading() as connection:
+            for model, namespace in owners:
+                stored |= chunks.tokens(connection, ids, model, namespace)
+        return stored
+
+    def _check_promise(self, record: ChunkRecord, stored: Mapping[str, StoredTokens]) -> None:
+        paths = self._contents.paths(record, record.ranks)
+        seen = [identity(path) for path in paths]
+        for rank, path in enumerate(paths):
+            try:
+                header, size = self._read(path, record, rank)
+            except (StoreError, OSError) as error:
+                kind, text = "damaged" if seen[rank] else "missing", str(error)
+            else:
+                self.bytes += size
+                tokens = stored.get(record.id)
+                if tokens is None or _same_tokens(tokens, header):
+                    continue
+                kind, text = "damaged", "the index holds other tokens than its file"
+            with self._database.reading() as connection:
+                if not chunks.present(connection, [record.id]):
+                    return  # it was evicted meanwhile
+            self._problem(kind, path, text)
+            if self._repair:
+                self._take_back(record, paths, seen)
+            return
+
+    def _read(self, path: Path, record: ChunkRecord, rank: int) -> tuple[ChunkHeader, int]:
+        with ChunkFile(path, model=record.model, chunk_id=record.id) as file:
+            header = file.header
+            if (header.rank, header.world_size) != (rank, record.ranks):
+                raise ChunkFileError(
+                    f"chunk file {path.name} is rank {header.rank} of {header.world_size}"
+                )
+            if self._tensors:
+                file.verify()
+            return header, file.size_bytes
+
+    def _take_back(
+        self, record: ChunkRecord, paths: Sequence[Path], seen: Sequence[object]
+    ) -> None:
+        """Drop a promise that is not kept; the files are looked at as such afterwards."""
+        with self._database.writing() as connection:
+            if [identity(path) for path in paths] == seen:  # nobody wrote it again
+                self._contents.drop(connection, [record])
+
+    def _check_orphan(self, path: Path) -> ChunkKey | None:
+        """The chunk to promise, when this is the first file of one that is whole."""
+        seen = identity(path)
+        if seen is None:
+            return None
+        try:
+            with ChunkFile(path, model=None) as file:
+                header = file.header
+                if self._tensors:
+                    file.verify()
+            key = ChunkKey(header.id, header.model, header.namespace)
+            place = chunk_path(
+                self._contents.root, header.model, header.namespace, header.id, header.rank
+            )
+            if place != path:
+                raise ChunkFileError(f"chunk file {path.name} is not where it belongs")
+        except StoreError as error:
+            self._notice("debris", path, str(error))
+            if self._repair:
+                self._contents.unlink([GoneFile(path.name.split(".")[0], path, seen)])
+            return None
+        if header.rank > 0:
+            return None  # comes and goes with the first rank's
+        self._notice("orphan", path, "sound, and not in the index")
+        return key
+
+    def _problem(self, kind: str, path: Path, text: str) -> None:
+        self.problems.append(self._finding(kind, path, text))
+
+    def _notice(self, kind: str, path: Path, text: str) -> None:
+        self.notices.append(self._finding(kind, path, text))
+
+    def _finding(self, kind: str, path: Path, text: str) -> Problem:
+        return Problem(kind, str(path.relative_to(self._contents.root)), text)
+
+
+def _same_tokens(stored: StoredTokens, header: ChunkHeader) -> bool:
+    return np.array_equal(stored.tokens, header.tokens) and np.array_equal(
+        stored.context, header.context
+    )
