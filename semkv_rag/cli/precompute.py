@@ -64,7 +64,7 @@ def precompute_command(
         bar = stack.enter_context(ProgressBar())
 
         def fingerprint() -> str:
-            from semkv_rag.engine.fingerprint import model_fingerprint
+            from semkv_rag.engine import model_fingerprint
 
             return model_fingerprint(model, **arguments)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from semkv_rag.cli import options
-from semkv_rag.cli.output import in_words, say
+from semkv_rag.cli.output import in_words, print_json, say, size_in_words
 from semkv_rag.config import DEFAULT_NAMESPACE
 from semkv_rag.store import KVStore
 

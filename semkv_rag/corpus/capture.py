@@ -71,6 +71,7 @@ class Capturer(Protocol):
     ) -> Iterator[CaptureResult]:
         """Compute and write each item, up to `in_flight` at once; results as they complete.
 
-        An item that cannot be written comes back with its `error`, and the rest goes on.
+        `items` is taken from as room comes free, in the thread that asks for results. An item that
+        cannot be written comes back with its `error`, and the rest goes on.
         """
         ...

@@ -140,10 +140,7 @@ class _Work:
 
 
 class _Run:
-    """One run over some documents: first all are compared with the store, then the rest computed.
-
-    Used by one thread, except that the engine may ask `_items` for more from a thread of its own.
-    """
+    """One run over some documents: first all are compared with the store, then the rest computed."""
 
     def __init__(
         self, engine: Capturer, namespace: str, head: str, on_progress: OnProgress | None
@@ -201,7 +198,6 @@ class _Run:
             try:
                 for result in self._engine.capture(self._items()):
                     self._take(result)
-                    self._tell()
             finally:
                 self._commit()
         self._tell()
@@ -225,6 +221,8 @@ class _Run:
             chunks = [self._item("document", tokens, context) for tokens in arrays if tokens.size]
             # The head belongs to every document behind it, and so goes with the last of them.
             yield from self._enter(document, [*head, *chunks] if chunks else [])
+            self._commit_when_due()
+            self._tell()
 
     def _item(self, kind: str, tokens: TokenArray, context: TokenArray) -> CaptureItem:
         id_ = chunk_id(self._model, self._namespace, context, tokens)
@@ -276,6 +274,10 @@ class _Run:
                 self.result.failures.append(Failure(work.document.name, result.error))
             if not work.missing and not work.failed:
                 self._complete.append(work)
+        self._commit_when_due()
+        self._tell()
+
+    def _commit_when_due(self) -> None:
         late = time.monotonic() - self._committed_at > _COMMIT_SECONDS
         if late or len(self._written) >= _COMMIT_CHUNKS:
             self._commit()

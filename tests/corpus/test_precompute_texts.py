@@ -1,0 +1,28 @@
+"""Texts that a framework cut itself take the same way into the store as files do."""
+
+from semkv_rag.corpus import precompute_texts
+from semkv_rag.store import KVStore
+from tests.corpus.made_up_engine import FINGERPRINT, MadeUpEngine
+
+
+def test_texts_are_chunks_as_they_are(engine: MadeUpEngine, store: KVStore) -> None:
+    result = precompute_texts(engine, [("one", ["w1 w2 w3", "w4"]), ("two", ["w4"])], head="w0")
+    assert (result.documents, result.changed, result.chunks_captured) == (2, 2, 3)
+    source = store.source(FINGERPRINT, "default", "one")
+    assert source is not None
+    stored = store.tokens(FINGERPRINT, "default", source.chunk_ids)
+    assert [engine.tokenizer.decode(stored[id_].tokens) for id_ in source.chunk_ids] == [
+        "<s> w0",
+        "w1 w2 w3",
+        "w4",
+    ]
+
+
+def test_only_other_texts_are_computed(engine: MadeUpEngine, store: KVStore) -> None:
+    precompute_texts(engine, [("one", ["w1", "w2"])])
+    assert precompute_texts(engine, [("one", ["w1", "w2"])]).unchanged == 1
+    result = precompute_texts(engine, [("one", ["w1", "w3"])])
+    assert (result.changed, result.chunks_captured, result.chunks_reused) == (1, 1, 1)
+    assert len(list(store.chunks())) == 2, "w2 is nobody's any more"
+    # Cut elsewhere, the same text is another document.
+    assert precompute_texts(engine, [("one", ["w1 w3"])]).changed == 1
