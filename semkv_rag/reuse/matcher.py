@@ -2,25 +2,72 @@
 
 One `ChunkIndex` per model and namespace lives in the scheduler process. `match` is called once per
 request, `add` and `remove` whenever the store's change feed brings something.
+
+How a match goes: the prompt's windows are looked up at every offset; what they hit are candidates,
+each with bounds on what it may cover; the chunks' tokens are fetched for as few candidates as cover
+all that can be covered, and compared along the whole chunk; then overlaps are resolved. A hash alone
+never counts. docs/matching.md has the guarantees, the limits and the figures.
 """
 
 from __future__ import annotations
 
+import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from semkv_rag.reuse.candidates import Candidates, Hits
 from semkv_rag.reuse.overlap import resolve
 from semkv_rag.reuse.plan import Span
+from semkv_rag.reuse.runs import Runs
+from semkv_rag.reuse.segment import MAX_WINDOWS, Found, Segment
 from semkv_rag.reuse.tokens import StoredTokens, TokenArray
+from semkv_rag.reuse.windows import (
+    Hashes,
+    IntArray,
+    Tokens,
+    chunk_hashes,
+    prompt_hashes,
+    ragged,
+    window_count,
+)
+
+CROWD = 32
+"""Of a window that more places in the store hold, only the oldest this many are candidates."""
+
+_SPARE = 64
+"""Candidates that may turn out shorter than they looked, beyond those that fit into the prompt."""
+
+_EXTRA = 256
+"""Candidates that are verified after all that can be covered is covered."""
+
+_BATCH = 32
+"""Candidates of those that are verified before the rest is judged again."""
+
+_BLOCK_WINDOWS = 1 << 20
+"""Windows that are hashed and sorted at a time; bounds the memory `add` takes."""
+
+_SMALL_WINDOWS = 1 << 14
+"""Segments up to this size are always merged, so that there are few."""
+
+_DEAD_SHARE = 0.25
+"""A segment with more windows of removed chunks is rewritten without them."""
+
+_CACHED_TOKENS = 1 << 20
+"""Tokens of recently verified chunks that are kept."""
+
+_UNSEARCHABLE = -1
+"""The number of chunks too short for a window."""
 
 
 class ChunkIndex:
-    """The chunks of one model and namespace, found in a prompt at any offset.
+    """The chunks of one model and namespace, found in a prompt at any offset. Not thread safe.
 
     Args:
         tokens_of: gives the stored tokens of chunks, by id; ids it does not know are left out.
-        window: tokens of an indexed window. A common run of `window + window // 2` tokens is found.
+            Called a few times per match, with few ids. What it raises, `match` raises.
+        window: tokens of an indexed window, at least 2. See `shortest_run`.
     """
 
     def __init__(
@@ -32,68 +79,224 @@ class ChunkIndex:
         self._tokens_of = tokens_of
         self._window = window
         self._stride = window // 2 + 1
-        self._shortest = window + self._stride - 1
-        self._windows: dict[bytes, list[tuple[str, int]]] = {}
-        self._ids: dict[str, int] = {}
+        self._segments: list[Segment] = []  # oldest first
+        self._numbers: dict[str, int] = {}
+        self._ids: list[str | None] = []  # by number; None when removed
+        self._id_bytes = 0
+        self._cache: OrderedDict[int, StoredTokens] = OrderedDict()
+        self._cached_tokens = 0
+
+    @property
+    def shortest_run(self) -> int:
+        """Common runs of at least this many tokens are found, and no shorter span is returned.
+
+        12 for windows of 8 tokens.
+        """
+        return self._window + self._stride - 1
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._numbers)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory the index takes."""
-        return sum(len(key) + 64 * len(value) for key, value in self._windows.items())
+        """Bytes of memory the index takes, ids included, without the cache of recent tokens."""
+        per_chunk = sys.getsizeof(self._ids) + sys.getsizeof(self._numbers) + self._id_bytes
+        return per_chunk + sum(segment.nbytes for segment in self._segments)
 
     def add(self, chunks: Iterable[tuple[str, TokenArray]]) -> None:
-        """Index chunks; ids that are indexed already are passed over."""
-        for chunk_id, tokens in chunks:
-            if chunk_id in self._ids:
-                continue
-            self._ids[chunk_id] = len(tokens)
-            array = np.asarray(tokens, dtype=np.int64)
-            for start in range(0, len(array) - self._window + 1, self._stride):
-                key = array[start : start + self._window].tobytes()
-                self._windows.setdefault(key, []).append((chunk_id, start))
+        """Index chunks, by id and tokens; ids that are indexed already are passed over."""
+        numbers: list[int] = []
+        block: list[TokenArray] = []
+        windows = 0
+        try:
+            for chunk_id, tokens in chunks:
+                if chunk_id in self._numbers:
+                    continue
+                count = window_count(len(tokens), self._window, self._stride)
+                if windows + count > _BLOCK_WINDOWS:
+                    self._add_block(numbers, block)
+                    numbers, block, windows = [], [], 0
+                number = len(self._ids) if 0 < count <= MAX_WINDOWS else _UNSEARCHABLE
+                self._numbers[chunk_id] = number
+                self._id_bytes += sys.getsizeof(chunk_id) + sys.getsizeof(number)
+                if number != _UNSEARCHABLE:
+                    self._ids.append(chunk_id)
+                    numbers.append(number)
+                    block.append(tokens)
+                    windows += count
+        finally:
+            self._add_block(numbers, block)
 
     def remove(self, ids: Iterable[str]) -> None:
         """Never return these chunks again; unknown ids are passed over."""
+        touched: set[int] = set()
         for chunk_id in ids:
-            self._ids.pop(chunk_id, None)
+            number = self._numbers.pop(chunk_id, None)
+            if number is None:
+                continue
+            self._id_bytes -= sys.getsizeof(chunk_id) + sys.getsizeof(number)
+            if number == _UNSEARCHABLE:
+                continue
+            self._ids[number] = None
+            self._forget(number)
+            index = self._segment_of(number)
+            self._segments[index].remove(number)
+            touched.add(index)
+        for index in touched:
+            if self._segments[index].dead_share > _DEAD_SHARE:
+                self._segments[index] = Segment.merged([self._segments[index]])
+        self._segments = [segment for segment in self._segments if len(segment)]
 
     def match(self, prompt: TokenArray) -> list[Span]:
-        """The stored chunks in `prompt`: spans in prompt order that do not overlap."""
-        array = np.asarray(prompt, dtype=np.int64)
-        diagonals: dict[tuple[str, int], None] = {}
-        for at in range(len(array) - self._window + 1):
-            key = array[at : at + self._window].tobytes()
-            for chunk_id, start in self._windows.get(key, ())[:64]:
-                if chunk_id in self._ids:
-                    diagonals[chunk_id, at - start] = None
-        stored = self._tokens_of(list({chunk_id for chunk_id, _ in diagonals}))
-        runs: list[tuple[int, Span]] = []
-        for chunk_id, diagonal in diagonals:
-            if chunk_id in stored:
-                runs += self._runs(array, chunk_id, stored[chunk_id], diagonal)
-        runs.sort(key=lambda run: (-run[0], run[1].chunk_id))
-        return resolve((span for _, span in runs), self._shortest)
+        """The stored chunks in `prompt`.
 
-    def _runs(
-        self, prompt: np.ndarray, chunk_id: str, stored: StoredTokens, diagonal: int
-    ) -> list[tuple[int, Span]]:
-        low = max(0, diagonal)
-        high = min(len(prompt), diagonal + len(stored.tokens))
-        differs = prompt[low:high] != stored.tokens[low - diagonal : high - diagonal]
-        edges = np.concatenate(([low - 1], low + np.flatnonzero(differs), [high]))
-        base = len(stored.context)
-        found = []
-        for index in np.flatnonzero(np.diff(edges) > self._shortest):
-            dst, end = int(edges[index]) + 1, int(edges[index + 1])
-            src = dst - diagonal
-            left = 0
-            if src == 0:
-                shared = min(base, dst)
-                same = (prompt[dst - shared : dst] == stored.context[base - shared :])[::-1]
-                left = shared if same.all() else int(np.argmin(same))
-            exact = src == 0 and dst == base and left == base
-            found.append((left, Span(chunk_id, src, dst, end - dst, base, exact)))
-        return found
+        Returns:
+            Spans of at least `shortest_run` tokens in prompt order, none overlapping another; chosen
+            as `semkv_rag.reuse.overlap` says. Of chunks that hold the same tokens the one is taken
+            that is exact here, else the one with most of its context to the left, else the oldest.
+        """
+        tokens = np.asarray(prompt)
+        if len(tokens) < self.shortest_run or not self._segments:
+            return []
+        if tokens.dtype != np.int32:
+            tokens = tokens.astype(np.int64)
+        candidates = self._candidates(tokens)
+        if candidates is None:
+            return []
+        runs = Runs(tokens, self.shortest_run)
+        left = len(tokens) // self.shortest_run + _SPARE
+        while len(chosen := candidates.cover(runs.reach)[:left]):
+            self._verify(candidates, chosen, runs)
+            left -= len(chosen)
+        left = _EXTRA
+        while len(chosen := candidates.undecided(runs.reach)[: min(left, _BATCH)]):
+            self._verify(candidates, chosen, runs)
+            left -= len(chosen)
+        starts = candidates.starts(runs.exact_reach)[:_EXTRA]
+        self._verify(candidates, self._behind_context(tokens, candidates, starts), runs)
+        return resolve(runs.preferred_first(), self.shortest_run)
+
+    def _add_block(self, numbers: Sequence[int], block: Sequence[TokenArray]) -> None:
+        """Write a segment of these chunks and merge it with the last ones that are not larger."""
+        if not block:
+            return
+        lengths = np.array([len(tokens) for tokens in block])
+        merged = [
+            Segment.build(
+                chunk_hashes(block, self._window, self._stride),
+                np.array(numbers, dtype=np.uint32),
+                lengths.astype(np.uint32),
+                (lengths - self._window) // self._stride + 1,
+            )
+        ]
+        total = len(merged[0])
+        while self._segments:
+            size = len(self._segments[-1])
+            if size > max(2 * total, _SMALL_WINDOWS) or total + size > MAX_WINDOWS:
+                break
+            merged.append(self._segments.pop())
+            total += size
+        self._segments.append(Segment.merged(merged[::-1]) if len(merged) > 1 else merged[0])
+
+    def _segment_of(self, number: int) -> int:
+        """The index of the segment that holds the chunk with this number."""
+        low, high = 0, len(self._segments) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._segments[middle].numbers[0] <= number:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _candidates(self, prompt: Tokens) -> Candidates | None:
+        """Look up all windows of `prompt`; None when nothing is hit."""
+        hashes = prompt_hashes(prompt, self._window)
+        order = np.argsort(hashes, kind="stable")
+        ordered = hashes[order]
+        firsts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+        repeats = np.diff(firsts, append=len(ordered))
+        found = self._look_up(ordered[firsts])
+        if not len(found.keys):
+            return None
+        # A window that repeats in the prompt has its hits at each of its places.
+        copies = repeats[found.keys]
+        hits = Hits(
+            np.repeat(found.numbers, copies),
+            np.repeat(found.lengths, copies),
+            np.repeat(found.ordinals * self._stride, copies),
+            order[ragged(firsts[found.keys], copies)],
+        )
+        crowded = np.empty(len(hashes), dtype=np.bool_)
+        crowded[order] = np.repeat(found.more, repeats)
+        return Candidates(hits, crowded, self._window, self._stride)
+
+    def _look_up(self, hashes: Hashes) -> Found:
+        """The oldest windows of each hash in all segments, `CROWD` at most."""
+        parts = [segment.oldest(hashes, CROWD) for segment in self._segments]
+        keys = np.concatenate([part.keys for part in parts])
+        by_key = np.argsort(keys, kind="stable")  # the segments' order is by age
+        keys = keys[by_key]
+        rank = np.arange(len(keys)) - np.searchsorted(keys, keys)
+        kept = by_key[rank < CROWD]
+        more = np.logical_or.reduce([part.more for part in parts])
+        more[keys[rank >= CROWD]] = True
+        return Found(
+            keys[rank < CROWD],
+            np.concatenate([part.numbers for part in parts])[kept],
+            np.concatenate([part.lengths for part in parts])[kept],
+            np.concatenate([part.ordinals for part in parts])[kept],
+            more,
+        )
+
+    def _behind_context(self, prompt: Tokens, candidates: Candidates, starts: IntArray) -> IntArray:
+        """Those of `starts` that have the last token of their stored context to their left."""
+        stored = self._stored(dict.fromkeys(candidates.numbers[starts].tolist()))
+        chosen = []
+        for index in starts.tolist():
+            at = int(candidates.diagonals[index])
+            _, chunk = stored.get(int(candidates.numbers[index]), (None, None))
+            if chunk is not None and (
+                chunk.context[-1] == prompt[at - 1]
+                if at and len(chunk.context)
+                else at == len(chunk.context)
+            ):
+                chosen.append(index)
+        return np.array(chosen, dtype=np.int64)
+
+    def _verify(self, candidates: Candidates, chosen: IntArray, runs: Runs) -> None:
+        """Compare these candidates' tokens with the prompt's."""
+        numbers = candidates.numbers[chosen].tolist()
+        stored = self._stored(dict.fromkeys(numbers))
+        for number, diagonal in zip(numbers, candidates.diagonals[chosen].tolist(), strict=True):
+            if number in stored:
+                runs.verify(number, *stored[number], diagonal)
+        candidates.close(chosen)
+
+    def _stored(self, numbers: Iterable[int]) -> dict[int, tuple[str, StoredTokens]]:
+        """The ids and tokens of chunks, without those the store no longer has."""
+        stored: dict[int, tuple[str, StoredTokens]] = {}
+        missing: dict[str, int] = {}
+        for number in numbers:
+            chunk_id = self._ids[number]
+            if chunk_id is None:
+                continue
+            if number in self._cache:
+                self._cache.move_to_end(number)
+                stored[number] = chunk_id, self._cache[number]
+            else:
+                missing[chunk_id] = number
+        if missing:
+            for chunk_id, tokens in self._tokens_of(list(missing)).items():
+                number = missing[chunk_id]
+                stored[number] = chunk_id, tokens
+                self._cache[number] = tokens
+                self._cached_tokens += len(tokens.tokens) + len(tokens.context)
+            while self._cached_tokens > _CACHED_TOKENS:
+                self._forget(next(iter(self._cache)))
+        return stored
+
+    def _forget(self, number: int) -> None:
+        """Drop a chunk's tokens from the cache."""
+        if (tokens := self._cache.pop(number, None)) is not None:
+            self._cached_tokens -= len(tokens.tokens) + len(tokens.context)

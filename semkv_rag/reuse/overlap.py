@@ -9,8 +9,8 @@ depends on nothing but the runs and their order:
    few spans as that takes.
 
 A run may be cut at either end to make room, down to `shortest` tokens. Of two neighbours the left
-one keeps the tokens they share: the first tokens of a chunk are those whose KV suffers most from the
-missing context.
+one keeps the tokens they share: the first tokens of a chunk are those whose KV suffers most from
+the missing context.
 """
 
 from __future__ import annotations

@@ -14,8 +14,15 @@ TokenArray: TypeAlias = NDArray[np.int32]
 
 
 def token_array(tokens: Sequence[int] | TokenArray) -> TokenArray:
-    """`tokens` as a contiguous int32 array."""
-    return np.ascontiguousarray(tokens, dtype=np.int32)
+    """`tokens` as a contiguous int32 array.
+
+    Raises:
+        OverflowError: an id does not fit; cut to 32 bits it would equal another token's.
+    """
+    array = np.asarray(tokens, dtype=np.int64)
+    if array.size and not -(2**31) <= array.min() <= array.max() < 2**31:
+        raise OverflowError("a token id does not fit into 32 bits")
+    return np.ascontiguousarray(array, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,236 @@
+"""How long the matcher takes to find chunks in a prompt, and what the index weighs.
+
+    python benchmarks/matcher.py [--chunks 10000 100000 1000000] [--repeats 30]
+
+Stores of chunks of 512 tokens; prompts of 8,192. Ids are drawn log-uniformly from a vocabulary of
+50,000, so that frequent tokens are frequent, and every tenth chunk starts with the same 32 tokens,
+so that the windows there are crowded. Prompts, a fresh one in each repeat:
+
+stored       16 stored chunks at odd offsets, with other text between them
+miss         text that is not stored
+boilerplate  the 32 shared tokens again and again, with other text between them
+neighbours   16 chunks one after another, half of each being half of another stored chunk
+one token    the same token 8,192 times, against a store that holds such a chunk as well
+
+Tokens are computed from the chunk's number whenever they are asked for, and the time of that is
+part of the match; in an engine the store's look-up stands there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import resource
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from _common import save, summary
+from numpy.typing import NDArray
+
+from semkv_rag.reuse import ChunkIndex, Span, StoredTokens, TokenArray
+
+CHUNK_TOKENS = 512
+PROMPT_TOKENS = 8192
+VOCABULARY = 50_000
+STORED_PER_PROMPT = 16
+BOILERPLATE_TOKENS = 32
+BOILERPLATE_EVERY = 10
+ADD_BATCH = 1000
+TARGET_MS = 10
+
+_NO_CONTEXT = np.zeros(0, dtype=np.int32)
+_ONE_TOKEN = "one-token".ljust(64, "0")
+
+
+def tokens_of_seeds(seeds: NDArray[np.uint64]) -> TokenArray:
+    """Token ids by a counter-based generator, log-uniform over the vocabulary, [len(seeds)]."""
+    bits = seeds * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    uniform = (bits >> np.uint64(40)).astype(np.float32) / np.float32(1 << 24)
+    return np.exp(uniform * np.float32(np.log(VOCABULARY))).astype(np.int32)
+
+
+BOILERPLATE = tokens_of_seeds(np.arange(BOILERPLATE_TOKENS, dtype=np.uint64))
+
+
+def chunks(numbers: NDArray[np.int64]) -> TokenArray:
+    """The tokens of the chunks with these numbers, [chunks, CHUNK_TOKENS]."""
+    first = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(CHUNK_TOKENS)
+    tokens = tokens_of_seeds(first[:, None] + np.arange(CHUNK_TOKENS, dtype=np.uint64))
+    tokens[numbers % BOILERPLATE_EVERY == 0, :BOILERPLATE_TOKENS] = BOILERPLATE
+    return tokens
+
+
+def chunk_id(number: int) -> str:
+    """An id as long as the store's."""
+    return f"{number:064x}"
+
+
+def stored_tokens(ids: Sequence[str]) -> Mapping[str, StoredTokens]:
+    """The look-up of the index, computed instead of stored."""
+    numbered = [chunk for chunk in ids if chunk != _ONE_TOKEN]
+    rows = chunks(np.array([int(chunk, 16) for chunk in numbered], dtype=np.int64))
+    found = dict(zip(numbered, rows, strict=True))
+    if len(numbered) < len(ids):
+        found[_ONE_TOKEN] = np.full(CHUNK_TOKENS, 7, dtype=np.int32)
+    return {chunk: StoredTokens(tokens, _NO_CONTEXT) for chunk, tokens in found.items()}
+
+
+def build(count: int) -> tuple[ChunkIndex, float]:
+    """An index of `count` chunks, and the seconds that `add` took in all."""
+    index = ChunkIndex(stored_tokens)
+    index.add([(_ONE_TOKEN, np.full(CHUNK_TOKENS, 7, dtype=np.int32))])
+    seconds = 0.0
+    for first in range(0, count, ADD_BATCH):
+        numbers = np.arange(first, min(first + ADD_BATCH, count))
+        batch = list(zip(map(chunk_id, numbers.tolist()), chunks(numbers), strict=True))
+        started = time.perf_counter()
+        index.add(batch)
+        seconds += time.perf_counter() - started
+    return index, seconds
+
+
+class Prompts:
+    """Endless prompts of each kind over a store of `count` chunks."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._random = np.random.default_rng(count)
+        self._fresh = 1 << 60  # seeds no chunk uses
+
+    def stored(self) -> TokenArray:
+        """16 whole chunks, cut to 490 to 512 tokens, with 1 to 20 other tokens between them."""
+        parts = []
+        for number in self._random.integers(self._count, size=STORED_PER_PROMPT):
+            parts.append(self._text(int(self._random.integers(1, 20))))
+            cut = self._random.integers(0, 12, size=2)
+            parts.append(self._chunk(int(number))[cut[0] : CHUNK_TOKENS - cut[1]])
+        return self._fill(parts)
+
+    def miss(self) -> TokenArray:
+        return self._text(PROMPT_TOKENS)
+
+    def boilerplate(self) -> TokenArray:
+        parts = []
+        for _ in range(PROMPT_TOKENS // (BOILERPLATE_TOKENS + 16)):
+            parts += [BOILERPLATE, self._text(16)]
+        return self._fill(parts)
+
+    def neighbours(self) -> TokenArray:
+        numbers = self._random.integers(self._count, size=2 * STORED_PER_PROMPT).tolist()
+        half = CHUNK_TOKENS // 2
+        return self._fill([self._chunk(number)[half:] for number in numbers])
+
+    def one_token(self) -> TokenArray:
+        return np.full(PROMPT_TOKENS, 7, dtype=np.int32)
+
+    def _chunk(self, number: int) -> TokenArray:
+        return chunks(np.array([number]))[0]
+
+    def _text(self, tokens: int) -> TokenArray:
+        self._fresh += tokens
+        return tokens_of_seeds(np.arange(self._fresh, self._fresh + tokens, dtype=np.uint64))
+
+    def _fill(self, parts: list[TokenArray]) -> TokenArray:
+        return np.concatenate([*parts, self._text(PROMPT_TOKENS)])[:PROMPT_TOKENS]
+
+
+def measure(
+    index: ChunkIndex, make_prompt: Callable[[], TokenArray], repeats: int
+) -> dict[str, Any]:
+    """Match times over `repeats` prompts, after two that are not counted."""
+    times_ms: list[float] = []
+    spans: list[Span] = []
+    for repeat in range(repeats + 2):
+        prompt = make_prompt()
+        started = time.perf_counter()
+        spans = index.match(prompt)
+        if repeat >= 2:
+            times_ms.append((time.perf_counter() - started) * 1e3)
+    covered = sum(span.length for span in spans)
+    return {
+        "match_ms": summary(times_ms),
+        "last_spans": len(spans),
+        "last_covered_share": round(covered / PROMPT_TOKENS, 4),
+    }
+
+
+def one_by_one(index: ChunkIndex, first: int, repeats: int) -> dict[str, float]:
+    """Milliseconds to add one chunk at a time to a store in use."""
+    times_ms = []
+    for number in range(first, first + repeats):
+        chunk = [(chunk_id(number), chunks(np.array([number]))[0])]
+        started = time.perf_counter()
+        index.add(chunk)
+        times_ms.append((time.perf_counter() - started) * 1e3)
+    return summary(times_ms)
+
+
+def run(counts: Sequence[int], repeats: int) -> Iterator[dict[str, Any]]:
+    """The figures of each store size."""
+    for count in counts:
+        index, seconds = build(count)
+        prompts = Prompts(count)
+        kinds = {
+            "stored": prompts.stored,
+            "miss": prompts.miss,
+            "boilerplate": prompts.boilerplate,
+            "neighbours": prompts.neighbours,
+            "one token": prompts.one_token,
+        }
+        gc.collect()
+        figures = {
+            "chunks": count,
+            "bytes_per_chunk": round(index.nbytes / len(index), 1),
+            "add_us_per_chunk": round(seconds / count * 1e6, 1),
+            "prompts": {name: measure(index, make, repeats) for name, make in kinds.items()},
+            "add_one_ms": one_by_one(index, count, 200),
+            "peak_process_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        }
+        print(f"{count:>9,} chunks: {figures['bytes_per_chunk']:,} B per chunk, "
+              f"added in {figures['add_us_per_chunk']} µs each", flush=True)  # fmt: skip
+        for name, result in figures["prompts"].items():
+            ms = result["match_ms"]
+            print(f"    {name:<12} {ms['median']:7.2f} ms  ({ms['min']:.2f} to {ms['max']:.2f}), "
+                  f"{result['last_spans']} spans over {result['last_covered_share']:.1%}")  # fmt: skip
+        yield figures
+
+
+def draw(figure: Any, sizes: Sequence[Mapping[str, Any]]) -> None:
+    """Match time by store size, a line for each kind of prompt."""
+    axes = figure.add_subplot()
+    counts = [size["chunks"] for size in sizes]
+    for name in sizes[0]["prompts"]:
+        times = [size["prompts"][name]["match_ms"] for size in sizes]
+        medians = [time["median"] for time in times]
+        spread = [
+            [time["median"] - time["min"] for time in times],
+            [time["max"] - time["median"] for time in times],
+        ]
+        axes.errorbar(counts, medians, yerr=spread, marker="o", capsize=3, label=name)
+    axes.axhline(TARGET_MS, color="grey", linestyle=":", label=f"target {TARGET_MS} ms")
+    axes.set(
+        xscale="log",
+        ylim=(0, None),
+        xlabel=f"stored chunks of {CHUNK_TOKENS} tokens",
+        ylabel=f"ms per prompt of {PROMPT_TOKENS} tokens: median, min, max",
+        title="Finding stored chunks in a prompt",
+    )
+    axes.legend()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--chunks", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--repeats", type=int, default=30)
+    options = parser.parse_args()
+    sizes = list(run(options.chunks, options.repeats))
+    figures = {"chunk_tokens": CHUNK_TOKENS, "prompt_tokens": PROMPT_TOKENS, "sizes": sizes}
+    print(save("matcher", figures, lambda figure: draw(figure, sizes)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Candidates: where chunks may stand in a prompt, judged by their windows' hits alone.
+
+Made once per match, before any chunk's tokens are fetched. The hits tell more than that a chunk is
+there: a run longer than the hits show would have hit the next window too. So each candidate comes
+with bounds that no common run of it exceeds, and one whose bounds lie inside a run that is already
+verified needs no look.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semkv_rag.reuse.windows import IntArray
+
+BoolArray: TypeAlias = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """Windows of the prompt that have the hash of a stored chunk's window, [hits] each.
+
+    Attributes:
+        numbers: the chunks' numbers in the index, rising with age.
+        lengths: the chunks' tokens.
+        src: where the window starts in the chunk.
+        at: where the window starts in the prompt.
+    """
+
+    numbers: IntArray
+    lengths: IntArray
+    src: IntArray
+    at: IntArray
+
+
+class Candidates:
+    """A prompt's candidates, each a chunk at a diagonal, i.e. at one offset of the prompt.
+
+    Args:
+        hits: all hits, but for those left out at crowded windows; at least one.
+        crowded: for each window of the prompt whether hits were left out, [windows].
+        window: tokens of a window.
+        stride: tokens from one indexed window of a chunk to its next.
+    """
+
+    def __init__(self, hits: Hits, crowded: BoolArray, window: int, stride: int) -> None:
+        prompt_tokens = len(crowded) + window - 1
+        diagonals = hits.at - hits.src
+        places = (hits.numbers << 32) + diagonals
+        order = np.argsort(places, kind="stable")
+        places, at = places[order], hits.at[order]
+        firsts = np.flatnonzero(np.concatenate(([True], places[1:] != places[:-1])))
+        one = order[firsts]
+        self.numbers = hits.numbers[one]
+        self.diagonals = diagonals[one]
+        # The first window before the hits, and behind them, that a run would have hit as well.
+        mirrored = _next_miss(crowded[::-1], stride)[::-1]
+        before = len(crowded) - 1 - mirrored[np.minimum.reduceat(at, firsts)]
+        behind = _next_miss(crowded, stride)[np.maximum.reduceat(at, firsts)]
+        self.low = np.maximum(np.maximum(self.diagonals, 0), before + 1)
+        ends = np.minimum(self.diagonals + hits.lengths[one], prompt_tokens)
+        self.high = np.minimum(ends, behind + window - 1)
+        self._open = self.high - self.low >= window + stride - 1
+
+    def cover(self, reach: IntArray) -> IntArray:
+        """Open candidates that together cover all that the open ones may add to the verified runs.
+
+        Args:
+            reach: the furthest end of a verified run that starts at or before each position,
+                [prompt tokens + 1].
+        """
+        fresh: IntArray = np.cumsum(
+            reach <= np.arange(len(reach))
+        )  # uncovered positions up to each one
+        before = np.concatenate(([0], fresh))
+        chosen: IntArray = np.flatnonzero(self._open & (before[self.high] > before[self.low]))
+        if not len(chosen):
+            return chosen
+        chosen = chosen[np.lexsort((self.numbers[chosen], -self.high[chosen], self.low[chosen]))]
+        furthest_before = np.maximum.accumulate(np.concatenate(([0], self.high[chosen][:-1])))
+        chosen = chosen[self.high[chosen] > furthest_before]
+        low, high = self.low[chosen], self.high[chosen]
+        cover: list[int] = []
+        position, index = 0, -1
+        while True:
+            # On to the next position that no verified run covers.
+            position = int(np.searchsorted(fresh, (fresh[position - 1] if position else 0) + 1))
+            widest = int(np.searchsorted(low, position, side="right")) - 1
+            if widest == index or high[widest] <= position:
+                widest += 1  # none holds the position: on to the next candidate
+            if widest >= len(chosen):
+                return chosen[cover]
+            cover.append(widest)
+            position, index = int(high[widest]), widest
+
+    def undecided(self, reach: IntArray) -> IntArray:
+        """Open candidates that no verified run holds, the longest first, then the oldest."""
+        return self._longest_first(self._open & (reach[self.low] < self.high))
+
+    def starts(self, exact_reach: IntArray) -> IntArray:
+        """Open candidates whose chunk may stand there from its first token, in the same order.
+
+        They may be exact, or stand behind more of their own context than a run at the same place.
+
+        Args:
+            exact_reach: as for `cover`, of exact runs alone.
+        """
+        at_start = self.low == self.diagonals
+        return self._longest_first(self._open & at_start & (exact_reach[self.low] < self.high))
+
+    def _longest_first(self, chosen: BoolArray) -> IntArray:
+        indices = np.flatnonzero(chosen)
+        length = self.high[indices] - self.low[indices]
+        return indices[np.lexsort((self.diagonals[indices], self.numbers[indices], -length))]
+
+    def close(self, indices: IntArray) -> None:
+        """Leave these candidates out from now on."""
+        self._open[indices] = False
+
+
+def _next_miss(crowded: BoolArray, stride: int) -> IntArray:
+    """The first of the windows at `i + stride`, `i + 2 * stride`, ... that is not crowded.
+
+    A chunk that hits at `i` and not there has another token there. [windows], by i; where all
+    windows up to the prompt's end are crowded, the first place behind it.
+    """
+    windows = len(crowded)
+    rows = -(-windows // stride) + 1
+    places = np.arange(rows * stride)
+    free = np.ones(rows * stride, dtype=np.bool_)
+    free[:windows] = ~crowded
+    columns = np.where(free, places, rows * stride).reshape(rows, stride)
+    at_or_after = np.minimum.accumulate(columns[::-1], axis=0)[::-1].reshape(-1)
+    following: IntArray = at_or_after[stride : stride + windows]
+    return following
