@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Annotated
 
 import typer
+from sqlalchemy import make_url
 
 from semkv_rag.cli import options
 from semkv_rag.cli.output import in_words, print_json, print_table, size_in_words
@@ -81,7 +82,7 @@ def info_command(
     with options.open_store(store, index_url, read_only=True) as kv_store:
         stats = kv_store.stats(namespace)
         models = {model.fingerprint: dict(model.description) for model in kv_store.models()}
-        url = kv_store.index_url
+        url = make_url(kv_store.index_url).render_as_string(hide_password=True)
     free = shutil.disk_usage(store).free
     if as_json:
         print_json(

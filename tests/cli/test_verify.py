@@ -1,0 +1,49 @@
+"""`semkv verify` finds what is broken, says so by its exit code, and mends it when told to."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Semkv
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_sound_store(semkv: Semkv, root: Path) -> None:
+    outcome = semkv("verify", "--store", root)
+    assert outcome.code == 0
+    assert "5 chunks" in outcome.out
+    assert "0 problems" in outcome.out
+    assert semkv("verify", "--store", root, "--json").data["ok"] is True
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, flip_a_bit])
+def test_a_broken_promise_is_found_and_mended(semkv: Semkv, root: Path, harm) -> None:
+    broken = sorted(root.rglob("*.safetensors"))[0]
+    harm(broken)
+    outcome = semkv("verify", "--store", root)
+    assert outcome.code == 1
+    assert broken.name in outcome.out
+    assert "--repair" in outcome.err
+
+    found = semkv("verify", "--store", root, "--json")
+    assert found.code == 1
+    assert found.data["ok"] is False
+    assert len(found.data["problems"]) == 1
+
+    mended = semkv("verify", "--repair", "--store", root)
+    assert mended.code == 0
+    assert "repaired" in mended.out
+    assert semkv("verify", "--store", root).code == 0
+
+
+def test_a_lost_index_is_made_again_from_the_files(semkv: Semkv, root: Path) -> None:
+    for file in root.glob("index.sqlite*"):
+        file.unlink()
+    assert semkv("verify", "--repair", "--store", root).code == 0
+    info = semkv("info", "--store", root, "--json").data
+    assert sum(one["chunks"] for one in info["namespaces"]) == 5
