@@ -1,0 +1,80 @@
+"""Moving stored keys to another position.
+
+RoPE (arXiv 2104.09864, section 3.2) rotates pairs of a key's dimensions by its position times a
+frequency. Rotations add up, so a key computed at one position is moved to another by rotating it once
+more by the difference. Values carry no position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, eq=False)
+class Rotary:
+    """One layer's rotation.
+
+    Attributes:
+        cos_sin: [positions, 2 * pairs], float32: row p holds the cosines, then the sines, of the
+            angles between positions 0 and p. Of unit length: scalings such as YaRN's mscale are part
+            of the stored key already and must not be applied again.
+        interleaved: pairs are dimensions (0, 1), (2, 3), … as in GPT-J; else the two halves of the
+            rotary dimensions, as in GPT-NeoX and Llama.
+    """
+
+    cos_sin: Tensor
+    interleaved: bool
+
+    def rotate(self, keys: Tensor, shift: int) -> Tensor:
+        """Move `keys`, [tokens, kv_heads, head_dim], by `shift` positions (negative: to the left).
+
+        Dimensions behind the rotary ones (partial rotary) stay as they are.
+        """
+        if shift == 0:
+            return keys
+        cos, sin = self.cos_sin[abs(shift)].chunk(2)
+        if shift < 0:
+            sin = -sin
+        dims = 2 * cos.numel()
+        turned, rest = keys[..., :dims].float(), keys[..., dims:]
+        if self.interleaved:
+            a, b = turned[..., 0::2], turned[..., 1::2]
+            out = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+        else:
+            a, b = turned.chunk(2, dim=-1)
+            out = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+        return torch.cat((out.to(keys.dtype), rest), dim=-1)
+
+
+def rotary_candidates(module: nn.Module | None, positions: int) -> list[Rotary]:
+    """The rotations that a model's rotary module may stand for, for shifts below `positions`.
+
+    A module says its frequencies, but not always how it pairs dimensions; the gate compares each
+    candidate with keys that the model computes, and keeps the one that gives them.
+
+    Args:
+        module: a rotary module with a `cos_sin_cache` and `is_neox_style` (vLLM's own classes), or
+            with `inv_freq` (Hugging Face's). None, or anything else, gives no candidate.
+        positions: the longest shift that will be asked for, plus one.
+    """
+    if module is None:
+        return []
+    if hasattr(module, "cos_sin_cache"):
+        # The buffer is in the model's dtype; the float32 table it was made from is not kept.
+        compute = getattr(module, "_compute_cos_sin_cache", None)
+        table = (compute() if compute is not None else module.cos_sin_cache)[:positions]
+        cos, sin = table.to(torch.float32, copy=True).chunk(2, dim=-1)
+        length = torch.sqrt(cos * cos + sin * sin).clamp_min(1e-6)
+        unit = torch.cat((cos / length, sin / length), dim=-1)
+        return [Rotary(unit, interleaved=not getattr(module, "is_neox_style", True))]
+    inv_freq = getattr(module, "inv_freq", None)
+    if isinstance(inv_freq, Tensor):
+        angles = torch.outer(
+            torch.arange(positions, dtype=torch.float32, device=inv_freq.device), inv_freq.float()
+        )
+        unit = torch.cat((angles.cos(), angles.sin()), dim=-1)
+        return [Rotary(unit, interleaved=False), Rotary(unit, interleaved=True)]
+    return []

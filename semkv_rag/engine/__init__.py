@@ -1,0 +1,20 @@
+"""Everything that runs in vLLM.
+
+`Engine` is for this process, `serve` starts vLLM's OpenAI server. How a token goes through it:
+`connector` (where vLLM calls us) → `planner` (scheduler: which chunks, which blocks) → `executor`
+(worker: files, capture) → `blend_pass` (load, move, select, recompute) → the paged cache.
+"""
+
+from semkv_rag.errors import MissingExtraError
+
+try:
+    import vllm  # noqa: F401
+except ModuleNotFoundError as error:
+    raise MissingExtraError("vllm", "cpu' or 'semkv-rag[gpu") from error
+
+from semkv_rag.engine.completion import Completion
+from semkv_rag.engine.engine import Engine
+from semkv_rag.engine.gate import GateReport
+from semkv_rag.engine.launch import model_fingerprint
+
+__all__ = ["Completion", "Engine", "GateReport", "model_fingerprint"]

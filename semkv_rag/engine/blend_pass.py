@@ -1,0 +1,396 @@
+"""The blend pass: fills a request's paged KV from stored chunks and computes the rest.
+
+It runs before the step's own forward, for the prompt's tokens from the first that vLLM's prefix cache
+does not hold to the end of the plan. Those tokens are of three kinds:
+
+* exact: their stored KV is right as it is; it is written at every layer, they are never computed;
+* reused: stored behind another context; written or computed, as the selector picks (CacheBlend,
+  arXiv 2405.16444);
+* fresh: the text between chunks; always computed.
+
+The model itself is called, eagerly, on the tokens that are computed. Hooks before each decoder layer
+write the stored KV that this layer's attention will read, and at the check layer cut the tokens that
+go on to the picked ones: every argument that has the token axis loses the same rows. So nothing is
+written per architecture. The layers up to the check layer see all tokens that are not exact; at the
+check layer itself only K and V are computed for all, and all are kept, since they cost nothing more.
+The last layer stops as soon as its K and V are written: nobody reads its output.
+
+While a layer computes, the next layer's KV is read from the files and moved to its new positions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from vllm.config import VllmConfig
+from vllm.forward_context import get_forward_context, set_forward_context
+
+from semkv_rag.blend import SELECTOR_TYPES, Candidates, charged_ratio, pick
+from semkv_rag.engine.kv_tap import KVTap
+from semkv_rag.engine.model_view import Layer
+from semkv_rag.engine.paged import PagedKV
+from semkv_rag.engine.span_loader import KVSource, SpanLoader
+from semkv_rag.reuse import ReusePlan, Span
+
+REMEMBERED_PLANS = 4096
+
+
+@dataclass(frozen=True)
+class BlendTask:
+    """One request's blend in one step; made by the scheduler side, run by every worker.
+
+    Attributes:
+        tokens: the prompt's first `plan.covered` tokens.
+        block_ids: the request's blocks, in order; they hold at least those tokens.
+        start: the tokens before it are in the cache already.
+    """
+
+    request_id: str
+    plan: ReusePlan
+    tokens: list[int]
+    block_ids: list[int]
+    start: int
+
+
+@dataclass(frozen=True)
+class BlendStats:
+    """What a blend pass did. `recomputed` counts reused tokens only."""
+
+    recomputed: int
+    charged_ratio: float
+    load_ms: float
+    blend_ms: float
+
+
+class _KVKnown(Exception):
+    """Stops a forward once a layer's K and V are known."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
+
+
+class BlendPass:
+    """Runs blends on one worker, one after another.
+
+    Args:
+        model: the loaded model, as the runner calls it.
+        layers: its decoder layers, rotations found.
+        agree: makes scores the same on all tensor-parallel ranks; each holds its own heads, so the
+            deviations of all ranks are added up.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[Layer],
+        tap: KVTap,
+        paged: PagedKV,
+        config: VllmConfig,
+        agree: Callable[[Tensor], Tensor] = lambda scores: scores,
+    ) -> None:
+        self._model = model
+        self.layers = layers
+        self.tap = tap
+        self.paged = paged
+        self._config = config
+        self.agree = agree
+        self.reader = ThreadPoolExecutor(1, thread_name_prefix="semkv-load")
+        # Which tokens a plan picked, by its digest. When vLLM finds the first blocks of a plan in its
+        # prefix cache, only the others are blended, and they must be the ones of the first time:
+        # else an answer would depend on what happened to be cached.
+        self.picked: OrderedDict[bytes, Tensor] = OrderedDict()
+
+    def close(self) -> None:
+        self.reader.shutdown(wait=False, cancel_futures=True)
+
+    @torch.inference_mode()
+    def run(self, task: BlendTask, sources: Mapping[str, KVSource]) -> BlendStats:
+        """Fill the cache for one task.
+
+        Raises:
+            ChunkFileError: a chunk's KV cannot be read; the cache's blocks from `task.start` on are
+                then undefined, and `prefill` makes them right.
+        """
+        began = time.perf_counter()
+        run = _Run(self, task, sources)
+        try:
+            run.blend()
+        finally:
+            run.close()
+        return BlendStats(
+            recomputed=int((run.computed & run.reused).sum()),
+            charged_ratio=charged_ratio(
+                tokens=len(run.positions),
+                picked=int(run.computed.sum()),
+                full_layers=run.full_layers,
+                layers=len(self.layers),
+            ),
+            load_ms=run.waited_ms,
+            blend_ms=(time.perf_counter() - began) * 1000,
+        )
+
+    @torch.inference_mode()
+    def prefill(self, task: BlendTask) -> None:
+        """Compute all of a task's tokens, as plain vLLM does, in pieces of its own batch size."""
+        size = self._config.scheduler_config.max_num_batched_tokens
+        for begin in range(task.start, task.plan.covered, size):
+            end = min(begin + size, task.plan.covered)
+            positions = torch.arange(begin, end, device=self.paged.device)
+            self.forward(task.tokens[begin:end], self.blocks(task), positions, stop_at_last=True)
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        blocks: Tensor,
+        positions: Tensor,
+        *,
+        stop_at_last: bool,
+        rotary_shift: int = 0,
+    ) -> Tensor | None:
+        """Call the model on tokens at `positions` of a request, under attention metadata of our own.
+
+        Args:
+            rotary_shift: what the model is told to add to the positions; the cache and the mask
+                stay where they are. The gate sees by it how keys move.
+
+        Returns:
+            The final hidden states, or None when the forward was stopped in the last layer.
+        """
+        ids = torch.tensor(tokens, device=self.paged.device)
+        metadata, slots = self.paged.metadata(blocks, positions)
+        with set_forward_context(
+            metadata,
+            self._config,
+            num_tokens=len(ids),
+            slot_mapping=slots,
+            skip_compiled=True,
+        ):
+            if not stop_at_last:
+                hidden: Tensor = self._model(input_ids=ids, positions=positions + rotary_shift)
+                return hidden
+            with self.tap.handling(self._stop_at_last), contextlib.suppress(_KVKnown):
+                self._model(input_ids=ids, positions=positions + rotary_shift)
+        return None
+
+    def _stop_at_last(self, index: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        if index == len(self.layers) - 1:
+            keys, values = self.as_heads(index, keys, values)
+            self.tap.write(index, keys, values, slots)
+            raise _KVKnown(keys, values)
+
+    def as_heads(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        heads = self.layers[index].kv_heads
+        return keys.view(len(keys), heads, -1), values.view(len(values), heads, -1)
+
+    def recall(self, task: BlendTask) -> Tensor | None:
+        """The rows that the task's plan picked the first time, or None."""
+        picked = self.picked.get(task.plan.digest())
+        if picked is None:
+            return None
+        self.picked.move_to_end(task.plan.digest())
+        return picked[picked >= task.start] - task.start
+
+    def remember(self, task: BlendTask, rows: Tensor) -> None:
+        """Keep the picked rows, if they were picked out of all of the plan's tokens."""
+        first = task.plan.first_inexact
+        if first is None or task.start <= first:
+            self.picked[task.plan.digest()] = rows + task.start
+            while len(self.picked) > REMEMBERED_PLANS:
+                self.picked.popitem(last=False)
+
+    def blocks(self, task: BlendTask) -> Tensor:
+        return torch.tensor(task.block_ids, device=self.paged.device)
+
+
+class _Run:
+    """The state of one blend. Rows count from `task.start`; masks and indices are over rows."""
+
+    def __init__(self, owner: BlendPass, task: BlendTask, sources: Mapping[str, KVSource]) -> None:
+        self._owner, self._task = owner, task
+        device = owner.paged.device
+        plan, options = task.plan, task.plan.options
+        self.positions = torch.arange(task.start, plan.covered, device=device)
+        self._blocks = owner.blocks(task)
+        self._slots = owner.paged.slots(self._blocks, self.positions)
+        spans = [cut for span in plan.spans if (cut := _from(task.start, span)) is not None]
+        self.reused = self._mask([span for span in spans if not span.exact])
+        exact = self._mask([span for span in spans if span.exact])
+        self._stored_rows = torch.nonzero(self.reused | exact).flatten()
+        self._loader = (
+            SpanLoader(spans, sources, owner.layers, device, owner.reader) if spans else None
+        )
+
+        self._selector = SELECTOR_TYPES[options.selector]()
+        self._check_layer = min(options.check_layer, len(owner.layers) - 1)
+        count = self._selector.count(options.ratio, plan.reused_tokens)
+        self._checks = self._selector.needs_check_layer and count < plan.reused_tokens
+        self.full_layers = self._check_layer + 1 if self._checks else 0
+        self.computed = ~exact
+        if not self._checks:
+            self.computed &= ~self.reused
+            self.computed[self._picked_of_plan(count)] = True
+        self._launched = torch.nonzero(self.computed).flatten()
+        self._reached = -1
+
+    @property
+    def waited_ms(self) -> float:
+        return 0.0 if self._loader is None else self._loader.waited_ms
+
+    def close(self) -> None:
+        if self._loader is not None:
+            self._loader.close()
+
+    def blend(self) -> None:
+        """Launch the model on the rows that are computed; the hooks do the rest."""
+        hooks = [
+            layer.decoder.register_forward_pre_hook(self._before(index), with_kwargs=True)
+            for index, layer in enumerate(self._owner.layers)
+        ]
+        positions = self.positions[self._launched]
+        tokens = [self._task.tokens[position] for position in positions.tolist()]
+        try:
+            if tokens:
+                self._owner.forward(tokens, self._blocks, positions, stop_at_last=True)
+            else:
+                raise _NothingLeft
+        except _NothingLeft:
+            for index in range(self._reached + 1, len(self._owner.layers)):
+                self._write_stored(index)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _before(self, index: int) -> Callable[..., tuple[Any, Any]]:
+        def hook(layer: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+            self._reached = index
+            if self._checks and index == self._check_layer:
+                self._select(index, layer, args, kwargs)
+            else:
+                self._write_stored(index)
+            rows = torch.searchsorted(self._launched, torch.nonzero(self.computed).flatten())
+            if len(rows) == 0:
+                raise _NothingLeft
+            return _rows_of((args, kwargs), rows, len(self._launched))
+
+        return hook
+
+    def _select(self, index: int, layer: nn.Module, args: Any, kwargs: Any) -> None:
+        """Pick the rows that go on; write the check layer's fresh KV of all that came here."""
+        owner, options = self._owner, self._task.plan.options
+        try:
+            with owner.tap.handling(_give_away):
+                # vLLM's fused norms work in place: the layer runs on a copy.
+                layer.forward(*_copy(args), **_copy(kwargs))
+            raise RuntimeError("the check layer computed no keys and values")
+        except _KVKnown as known:
+            keys, values = owner.as_heads(index, known.keys, known.values)
+        owner.tap.write(index, keys, values, self._slots[self._launched])
+        self._write_stored(index)  # the exact rows
+
+        rows = torch.nonzero(self.reused).flatten()
+        picked = owner.recall(self._task)
+        if picked is None:
+            assert self._loader is not None
+            stored_keys, stored_values = self._loader.layer(index)
+            fresh, stored = (
+                torch.searchsorted(x, rows) for x in (self._launched, self._stored_rows)
+            )
+            candidates = Candidates(
+                rank_in_span=torch.empty_like(rows),
+                seed=0,
+                keys=keys[fresh],
+                values=values[fresh],
+                stored_keys=stored_keys[stored],
+                stored_values=stored_values[stored],
+            )
+            scores = owner.agree(self._selector.scores(candidates))
+            picked = rows[pick(scores, self._selector.count(options.ratio, len(rows)))]
+            owner.remember(self._task, picked)
+        self.computed &= ~self.reused
+        self.computed[picked] = True
+        if bool(self.computed.any()):
+            context = get_forward_context()
+            context.attn_metadata, context.slot_mapping = owner.paged.metadata(
+                self._blocks, self.positions[self.computed]
+            )
+
+    def _write_stored(self, index: int) -> None:
+        """Write layer `index`'s stored KV of every row that has it and is not computed."""
+        keep = ~self.computed[self._stored_rows]
+        if self._loader is None or not bool(keep.any()):
+            return
+        keys, values = self._loader.layer(index)
+        slots = self._slots[self._stored_rows[keep]]
+        self._owner.tap.write(index, keys[keep], values[keep], slots)
+
+    def _mask(self, spans: Sequence[Span]) -> Tensor:
+        mask = torch.zeros(len(self.positions), dtype=torch.bool, device=self.positions.device)
+        for span in spans:
+            begin = span.dst - self._task.start
+            mask[begin : begin + span.length] = True
+        return mask
+
+    def _picked_of_plan(self, count: int) -> Tensor:
+        """The rows that are picked without a look at the KV, out of the whole plan's tokens."""
+        plan = self._task.plan
+        inexact = [span for span in plan.spans if not span.exact]
+        if not inexact:
+            return self.positions[:0]
+        positions = torch.cat([torch.arange(span.dst, span.end) for span in inexact])
+        if count < len(positions):
+            candidates = Candidates(
+                rank_in_span=torch.cat([torch.arange(span.length) for span in inexact]),
+                seed=int.from_bytes(plan.digest()[:7]),
+            )
+            positions = positions[pick(self._selector.scores(candidates), count)]
+        rows = positions - self._task.start
+        return rows[rows >= 0].to(self.positions.device)
+
+
+class _NothingLeft(Exception):
+    """Stops a forward: no token goes on, only stored KV is left to be written."""
+
+
+def _give_away(index: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    raise _KVKnown(keys, values)
+
+
+def _from(start: int, span: Span) -> Span | None:
+    """The part of `span` from prompt position `start` on, or None when there is none."""
+    cut = max(start - span.dst, 0)
+    if cut >= span.length:
+        return None
+    return replace(span, src=span.src + cut, dst=span.dst + cut, length=span.length - cut)
+
+
+def _copy(arguments: Any) -> Any:
+    """`arguments` with every tensor cloned."""
+    return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, arguments)
+
+
+def _rows_of(arguments: Any, rows: Tensor, tokens: int) -> Any:
+    """`arguments` with `rows` kept along the token axis of every tensor that has `tokens` of them.
+
+    vLLM's own classes pass [tokens, hidden] and [tokens] positions; the Transformers backend passes
+    [1, tokens, hidden] and (cos, sin) pairs of the same shape.
+    """
+    if len(rows) == tokens:
+        return arguments
+
+    def keep(x: Any) -> Any:
+        if not isinstance(x, Tensor) or x.dim() == 0:
+            return x
+        if x.dim() >= 2 and x.shape[0] == 1 and x.shape[1] == tokens:
+            return x[:, rows]
+        return x[rows] if x.shape[0] == tokens else x
+
+    return tree_map(keep, arguments)

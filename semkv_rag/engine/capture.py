@@ -1,0 +1,181 @@
+"""Capture: keeping the KV of chunks while vLLM prefills them.
+
+The scheduler side says, step by step, which slots of the paged cache belong to which chunk; the tap
+sees the rows on their way to those slots and keeps them. Many chunks are captured in one batch, and a
+chunk may be prefilled over several steps. When all of a chunk's rows are there, a background thread
+writes its file, so that the next step does not wait for the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from semkv_rag.engine.model_view import Layer
+from semkv_rag.errors import SemKVError
+from semkv_rag.reuse import token_array
+from semkv_rag.store import ChunkHeader, write_chunk
+from semkv_rag.store.layout import chunk_path
+
+WRITERS = 2
+
+
+@dataclass(frozen=True)
+class CaptureTask:
+    """The part of one chunk that a step prefills.
+
+    Attributes:
+        chunk_id, namespace, kind: the chunk's identity, as in its file's header.
+        tokens: the prompt: the chunk's context, then the chunk.
+        context: how many of them are the context, which is not stored.
+        slots: [rows], int64: where the step's part of the chunk goes in the paged cache.
+        start: the first prompt position of that part.
+    """
+
+    request_id: str
+    chunk_id: str
+    namespace: str
+    kind: str
+    tokens: list[int]
+    context: int
+    slots: np.ndarray[tuple[int], np.dtype[np.int64]]
+    start: int
+
+
+@dataclass
+class _Buffer:
+    """What was seen of one chunk so far: per layer the K and V of each step."""
+
+    task: CaptureTask
+    layers: list[list[tuple[Tensor, Tensor]]]
+    rows: int = 0
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What became of one chunk on one rank.
+
+    Attributes:
+        bytes: its file's size; 0 when there is none.
+        error: in words, why there is none.
+        incomplete: part of it was found in vLLM's prefix cache, so its KV never passed the tap; the
+            same capture with `skip_reading_prefix_cache` succeeds.
+    """
+
+    chunk_id: str
+    bytes: int
+    error: str | None = None
+    incomplete: bool = False
+
+
+@dataclass
+class ChunkCapture:
+    """One per worker. `begin_step`, the tap's calls and `end_step` are the worker's own thread."""
+
+    root: Path
+    layers: Sequence[Layer]
+    rank: int
+    world_size: int
+    _buffers: dict[str, _Buffer] = field(default_factory=dict)
+    _step: list[CaptureTask] = field(default_factory=list)
+    _rows: list[tuple[_Buffer, slice]] | None = None
+    _done: list[Captured] = field(default_factory=list)
+    _lock: Lock = field(default_factory=Lock)
+    _writers: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(WRITERS, thread_name_prefix="semkv-write")
+    )
+    model: str = ""
+
+    def begin_step(self, tasks: Sequence[CaptureTask], model: str) -> None:
+        """Called before each step that captures."""
+        self.model = model
+        self._step = list(tasks)
+        self._rows = None
+        for task in tasks:
+            if task.start <= task.context:  # the chunk's first part (again, after a preemption)
+                self._buffers[task.chunk_id] = _Buffer(task, [[] for _ in self.layers])
+
+    def see(self, index: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        """The tap's handler while a step captures."""
+        if self._rows is None:
+            self._rows = self._find_rows(slots)
+        heads = self.layers[index].kv_heads
+        for buffer, rows in self._rows:
+            k, v = keys[rows], values[rows]
+            buffer.layers[index].append(
+                (k.reshape(len(k), heads, -1).clone(), v.reshape(len(v), heads, -1).clone())
+            )
+
+    def _find_rows(self, slots: Tensor) -> list[tuple[_Buffer, slice]]:
+        """Where in the batch each task's rows are: a request's tokens stand side by side."""
+        batch = slots.cpu().numpy()
+        found = []
+        for task in self._step:
+            buffer = self._buffers.get(task.chunk_id)
+            at = np.flatnonzero(batch == task.slots[0])
+            if buffer is None or len(at) != 1:
+                continue
+            rows = slice(int(at[0]), int(at[0]) + len(task.slots))
+            if np.array_equal(batch[rows], task.slots):
+                buffer.rows += len(task.slots)
+                found.append((buffer, rows))
+        return found
+
+    def end_step(self) -> None:
+        """Called after each step that captures: hands finished chunks to the writers."""
+        for task in self._step:
+            if task.start + len(task.slots) < len(task.tokens):
+                continue
+            buffer = self._buffers.pop(task.chunk_id, None)
+            missing = len(task.tokens) - task.context - (buffer.rows if buffer else 0)
+            if buffer is None or missing:
+                error = f"{missing} of its tokens were not computed"
+                self._add(Captured(task.chunk_id, 0, error, incomplete=True))
+            else:
+                self._writers.submit(self._write, buffer, self.model)
+        self._step = []
+
+    def _write(self, buffer: _Buffer, model: str) -> None:
+        task = buffer.task
+        try:
+            layers = [
+                (torch.cat([k for k, _ in parts]).cpu(), torch.cat([v for _, v in parts]).cpu())
+                for parts in buffer.layers
+            ]
+            header = ChunkHeader(
+                id=task.chunk_id,
+                model=model,
+                namespace=task.namespace,
+                kind=task.kind,
+                tokens=token_array(task.tokens[task.context :]),
+                context=token_array(task.tokens[: task.context]),
+                dtype=str(layers[0][0].dtype).removeprefix("torch."),
+                layers=len(layers),
+                rank=self.rank,
+                world_size=self.world_size,
+            )
+            path = chunk_path(self.root, model, task.namespace, task.chunk_id, self.rank)
+            self._add(Captured(task.chunk_id, write_chunk(path, header, layers)))
+        except (OSError, SemKVError) as error:
+            self._add(Captured(task.chunk_id, 0, f"the chunk could not be written: {error}"))
+
+    def _add(self, captured: Captured) -> None:
+        with self._lock:
+            self._done.append(captured)
+
+    def take(self) -> list[Captured]:
+        """What became of the chunks since the last call."""
+        with self._lock:
+            done, self._done = self._done, []
+        return done
+
+    def close(self) -> None:
+        """Finish the files under way."""
+        self._writers.shutdown(wait=True)

@@ -1,0 +1,213 @@
+"""The KV connector: where vLLM's scheduler and workers call this package.
+
+vLLM makes one `SemKVConnector` in the scheduler and one in each worker; each holds the half of its
+role and hands every call on to it. See `planner.RequestPlanner` for the scheduler's half and
+`executor.BlendExecutor` for the workers'; `kv_connector/v1/base.py` of vLLM is the contract of both.
+
+A step, in order:
+
+1. scheduler: `on_new_request` for each new request, `get_num_new_matched_tokens` and
+   `update_state_after_alloc` for each that is let in, `build_connector_meta` once;
+2. worker: `bind_connector_metadata`, then `start_load_kv` (blends), the forward (captures, through the
+   tap), `wait_for_save`, `get_block_ids_with_load_errors`, `build_connector_worker_meta`;
+3. scheduler: `request_finished` for requests that end, `update_connector_output`.
+
+Configured by `KVTransferConfig.kv_connector_extra_config`; `engine.launch` writes it:
+
+* `root`: the store's folder, `index_url`: its index;
+* `reuse`: the default options of requests, as `ReuseOptions.to_mapping` gives them;
+* `request_namespace`: whether a request may name its own namespace (default: it may not).
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+)
+
+from semkv_rag.config import ReuseOptions
+from semkv_rag.engine.catalogue import Catalogue
+from semkv_rag.engine.executor import BlendExecutor
+from semkv_rag.engine.fingerprint import config_fingerprint
+from semkv_rag.engine.planner import RequestPlanner
+from semkv_rag.engine.transfer import PARAMS_KEY, StepMetadata, WorkerHandshake, WorkerResults
+from semkv_rag.errors import SemKVError
+from semkv_rag.store import KVStore
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = logging.getLogger(__name__)
+
+
+class SemKVConnector(KVConnectorBase_V1):
+    """See the module's docstring."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        root = Path(extra["root"])
+        self._planner: RequestPlanner | None = None
+        self._store: KVStore | None = None
+        self.executor: BlendExecutor | None = None
+        if role is KVConnectorRole.WORKER:
+            self.executor = BlendExecutor(vllm_config, root)
+        else:
+            self._planner = self._make_planner(vllm_config, root, extra)
+
+    def _make_planner(
+        self, config: VllmConfig, root: Path, extra: dict[str, Any]
+    ) -> RequestPlanner:
+        model = config_fingerprint(config)
+        catalogue, fault = None, None
+        try:
+            self._store = KVStore(
+                root, index_url=extra.get("index_url"), read_only=not _writable(root)
+            )
+            catalogue = Catalogue(self._store, model)
+            catalogue.refresh()
+        except SemKVError as error:
+            fault = str(error)
+            logger.warning("semkv: the store %s cannot be used: %s", root, error)
+        return RequestPlanner(
+            catalogue,
+            model=model,
+            defaults=ReuseOptions.from_mapping(extra.get("reuse", {})),
+            block_size=config.cache_config.block_size,
+            request_namespace=bool(extra.get("request_namespace", False)),
+            store_fault=fault,
+        )
+
+    def shutdown(self) -> None:
+        if self.executor is not None:
+            self.executor.close()
+        if self._store is not None:
+            self._store.close()
+
+    # ---- scheduler -------------------------------------------------------------------------
+
+    @property
+    def planner(self) -> RequestPlanner:
+        assert self._planner is not None, "asked of a worker's connector"
+        return self._planner
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """Nothing that we store must arrive: what is not stored is computed again."""
+        return False
+
+    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self.planner.kv_cache_manager = kv_cache_manager
+
+    def set_xfer_handshake_metadata(
+        self, metadata: dict[int, KVConnectorHandshakeMetadata]
+    ) -> None:
+        gates = [part.gate for part in metadata.values() if isinstance(part, WorkerHandshake)]
+        self.planner.gate = next((gate for gate in gates if not gate.servable), gates[0])
+
+    def on_new_request(self, request: Request) -> None:
+        self.planner.new_request(request)
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int, bool]:
+        return self.planner.matched_tokens(request, num_computed_tokens), False
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        self.planner.allocated(request, list(blocks.get_block_ids()[0]), num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        return self.planner.step(scheduler_output)
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        results = connector_output.kv_connector_worker_meta
+        if isinstance(results, WorkerResults):
+            self.planner.results(results.blends)
+
+    def request_finished(
+        self, request: Request, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        # vLLM brings a step's results behind the requests that end in it. A worker in this very
+        # process can be asked now, so that a request of one output token has its figures too.
+        if has_kv_transfer_group():
+            worker = get_kv_transfer_group()
+            if isinstance(worker, SemKVConnector) and worker.executor is not None:
+                self.planner.results(worker.executor.take_results())
+        report = self.planner.finished(request)
+        return False, {PARAMS_KEY: report.to_mapping()} if report is not None else None
+
+    # ---- worker ----------------------------------------------------------------------------
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """The tap is Python: it must not be left out by the replay of a captured graph."""
+        return True
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        return None if self.executor is None else WorkerHandshake(self.executor.gate)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        assert self.executor is not None
+        assert isinstance(connector_metadata, StepMetadata)
+        self.executor.begin_step(connector_metadata)
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        assert self.executor is not None
+        self.executor.blend()
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for: the blend pass has written all layers."""
+
+    def save_kv_layer(
+        self,
+        layer_name: str,
+        kv_layer: torch.Tensor,
+        attn_metadata: AttentionMetadata,
+        **kwargs: Any,
+    ) -> None:
+        """Nothing to save from the paged cache: captured rows come through the tap."""
+
+    def wait_for_save(self) -> None:
+        assert self.executor is not None
+        self.executor.end_step()
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        assert self.executor is not None
+        return self.executor.take_failed_blocks()
+
+    def build_connector_worker_meta(self) -> WorkerResults | None:
+        assert self.executor is not None
+        results = self.executor.take_results()
+        return WorkerResults(results) if results else None
+
+
+def _writable(root: Path) -> bool:
+    """Whether the store's folder can be written to, or made."""
+    import os
+
+    folder = root
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return os.access(folder, os.W_OK)

@@ -1,0 +1,191 @@
+"""The worker's half of the connector: blends before a step's forward, captures during it.
+
+`bind` is called once, when the model and its paged cache are there; it runs the gate. Then, once for
+every step: `begin_step` before anything else, `blend` before the forward (only in steps that have
+blends), `end_step` behind it.
+
+A fault of the store, or of ours, never fails a request: its tokens are prefilled in place and the
+reason goes to its report. If even that fails, the blocks are named to vLLM, which computes them again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+    tensor_model_parallel_all_reduce,
+)
+
+from semkv_rag.engine.blend_pass import BlendPass, BlendTask
+from semkv_rag.engine.capture import Captured, ChunkCapture
+from semkv_rag.engine.gate import GateReport, run_gate
+from semkv_rag.engine.kv_tap import KVTap
+from semkv_rag.engine.model_view import Unservable, model_layers
+from semkv_rag.engine.paged import PagedKV
+from semkv_rag.engine.transfer import BlendResult, StepMetadata
+from semkv_rag.errors import ChunkFileError
+from semkv_rag.store import ChunkFile
+from semkv_rag.store.layout import chunk_path
+
+logger = logging.getLogger(__name__)
+
+
+class BlendExecutor:
+    """One per worker.
+
+    Args:
+        root: the store's folder.
+    """
+
+    def __init__(self, config: VllmConfig, root: Path) -> None:
+        self.gate = GateReport(
+            False, "the model was not handed over: set worker_cls to SemKVWorker"
+        )
+        self._config = config
+        self._root = root
+        self._rank = 0
+        self._ranks = 1
+        self._tap: KVTap | None = None
+        self._blend_pass: BlendPass | None = None
+        self._capture: ChunkCapture | None = None
+        self._step: StepMetadata | None = None
+        self._results: dict[str, BlendResult] = {}
+        self._failed_blocks: set[int] = set()
+
+    def bind(self, runner: Any) -> None:
+        """Take the model runner, whose paged cache is allocated, and pass the gate."""
+        try:
+            groups = runner.kv_cache_config.kv_cache_groups
+            if len(groups) != 1:
+                raise Unservable(f"its cache has {len(groups)} groups (hybrid cache)")
+            layers = model_layers(runner.get_model(), self._config)
+            self._rank = get_tensor_model_parallel_rank()
+            self._ranks = get_tensor_model_parallel_world_size()
+            block_size = self._config.cache_config.block_size
+            self._tap = KVTap(layers)
+            self._blend_pass = BlendPass(
+                runner.get_model(),
+                layers,
+                self._tap,
+                PagedKV(runner, block_size),
+                self._config,
+                agree=tensor_model_parallel_all_reduce,
+            )
+            self._capture = ChunkCapture(self._root, layers, self._rank, self._ranks)
+            self.gate = run_gate(
+                self._blend_pass,
+                vocabulary=self._config.model_config.get_vocab_size(),
+                block_size=block_size,
+                blocks=runner.kv_cache_config.num_blocks,
+                dtype=runner.dtype,
+            )
+        except Unservable as reason:
+            self.gate = GateReport(False, str(reason))
+        except Exception as error:
+            logger.exception("The gate failed; the engine runs without reuse")
+            self.gate = GateReport(False, f"the gate failed: {error!r}")
+        if not self.gate.servable:
+            logger.warning("semkv: this model is answered without reuse: %s", self.gate.reason)
+
+    # ---- a step ----------------------------------------------------------------------------
+
+    def begin_step(self, metadata: StepMetadata) -> None:
+        self._step = metadata
+        if metadata.captures and self._capture is not None and self._tap is not None:
+            self._capture.begin_step(metadata.captures, metadata.model)
+            self._tap.handler = self._capture.see
+
+    def blend(self) -> None:
+        """Run the step's blends in order: a later one may build on an earlier one's blocks."""
+        assert self._step is not None
+        for task in self._step.blends:
+            self._results[task.request_id] = self._blend(task, self._step.model)
+
+    def end_step(self) -> None:
+        if self._step is not None and self._step.captures and self._capture is not None:
+            assert self._tap is not None
+            self._tap.handler = None
+            self._capture.end_step()
+        self._step = None
+
+    def _blend(self, task: BlendTask, model: str) -> BlendResult:
+        assert self._blend_pass is not None
+        bad: tuple[str, ...] = ()
+        try:
+            with contextlib.ExitStack() as files:
+                sources, bad, error = self._open(task, model, files)
+                if error is None:
+                    return BlendResult(task.request_id, self._blend_pass.run(task, sources))
+        except ChunkFileError as fault:
+            error = str(fault)
+        except Exception as fault:
+            logger.exception("A blend failed; its tokens are computed")
+            error = f"the blend failed: {fault!r}"
+        try:
+            self._blend_pass.prefill(task)
+        except Exception:
+            logger.exception("The prefill of a failed blend failed; vLLM computes the tokens")
+            block_size = self._config.cache_config.block_size
+            last = -(-task.plan.covered // block_size)
+            self._failed_blocks.update(task.block_ids[task.start // block_size : last])
+        return BlendResult(task.request_id, None, error, bad)
+
+    def _open(
+        self, task: BlendTask, model: str, files: contextlib.ExitStack
+    ) -> tuple[Mapping[str, ChunkFile], tuple[str, ...], str | None]:
+        """Open the task's chunk files on this rank.
+
+        Returns:
+            The files by chunk id, the chunks whose files are bad, and what is wrong with them (on
+            any rank: a rank that went on alone would wait for the others forever).
+        """
+        sources: dict[str, ChunkFile] = {}
+        bad: list[str] = []
+        error: str | None = None
+        namespace = task.plan.options.namespace
+        for chunk_id in dict.fromkeys(span.chunk_id for span in task.plan.spans):
+            path = chunk_path(self._root, model, namespace, chunk_id, self._rank)
+            try:
+                file = files.enter_context(ChunkFile(path, model=model, chunk_id=chunk_id))
+                if self._ranks > 1:
+                    file.verify()  # a fault found halfway could not be agreed on any more
+                sources[chunk_id] = file
+            except ChunkFileError as fault:
+                bad.append(chunk_id)
+                error = str(fault)
+        if self._ranks > 1:
+            faults = torch.tensor([len(bad)], device=self._config.device_config.device)
+            if int(tensor_model_parallel_all_reduce(faults)) and error is None:
+                error = "a chunk file could not be read on another rank"
+        return sources, tuple(bad), error
+
+    # ---- what others ask for ---------------------------------------------------------------
+
+    def take_results(self) -> dict[str, BlendResult]:
+        """The blends that ended since the last call."""
+        results, self._results = self._results, {}
+        return results
+
+    def take_failed_blocks(self) -> set[int]:
+        """Blocks that hold nothing of use, since the last call."""
+        failed, self._failed_blocks = self._failed_blocks, set()
+        return failed
+
+    def take_captures(self) -> Sequence[Captured]:
+        """The chunks whose capture ended since the last call."""
+        return self._capture.take() if self._capture is not None else ()
+
+    def close(self) -> None:
+        """Finish what is being written and end the threads."""
+        if self._capture is not None:
+            self._capture.close()
+        if self._blend_pass is not None:
+            self._blend_pass.close()

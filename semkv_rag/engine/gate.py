@@ -1,0 +1,159 @@
+"""The gate: before a model is served with reuse, check on the model itself that reuse is right.
+
+Run once per worker, at start-up, on a few dozen tokens in blocks that nothing uses yet:
+
+1. the keys of tokens computed at one position, moved to another, are the keys computed there; this
+   also finds out how each layer rotates (or that it does not);
+2. a blend that recomputes everything gives the hidden states of plain prefill;
+3. so does a blend that recomputes a third of the tokens, when the stored KV is right: it checks the
+   check layer, the cutting of arguments, the scattered attention and the writing of stored KV.
+
+A model that fails is answered plainly, and the reason is said once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semkv_rag.config import ReuseOptions
+from semkv_rag.engine.blend_pass import BlendPass, BlendTask
+from semkv_rag.reuse import ReusePlan, Span
+
+CHUNK_TOKENS = 40
+HEAD_TOKENS = 7
+QUESTION_TOKENS = 9
+SHIFT = 23
+
+# Largest relative error, by dtype: far above rounding, far below a wrong rotation (about 1).
+TOLERANCES = {torch.float32: 0.005, torch.float16: 0.05, torch.bfloat16: 0.15}
+
+
+@dataclass(frozen=True)
+class GateReport:
+    """Whether a model is served with reuse; if not, `reason` says why, in words.
+
+    Attributes:
+        largest_error: the largest relative error met in the checks, 0 when none was run.
+    """
+
+    servable: bool
+    reason: str | None = None
+    largest_error: float = 0.0
+
+
+class _MemorySource:
+    def __init__(self, layers: list[tuple[Tensor, Tensor]]) -> None:
+        self._layers = layers
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        return self._layers[index]
+
+
+@torch.inference_mode()
+def run_gate(
+    blend_pass: BlendPass, *, vocabulary: int, block_size: int, blocks: int, dtype: torch.dtype
+) -> GateReport:
+    """Check the model of `blend_pass`, and set each layer's `rotary` to what was found.
+
+    Args:
+        vocabulary: token ids below it are valid.
+        blocks: blocks of the paged cache; the first is vLLM's null block and is not touched.
+        dtype: the model's, which says how exact the checks can be.
+    """
+    tokens = HEAD_TOKENS + CHUNK_TOKENS + QUESTION_TOKENS
+    needed = -(-tokens // block_size)
+    if needed >= blocks:
+        return GateReport(False, f"the KV cache has {blocks} blocks, the gate needs {needed + 1}")
+    gate = _Gate(blend_pass, vocabulary, list(range(1, needed + 1)), TOLERANCES[dtype])
+    reason = gate.find_rotation() or gate.check_blends()
+    return GateReport(reason is None, reason, round(gate.largest_error, 6))
+
+
+class _Gate:
+    def __init__(
+        self, blend_pass: BlendPass, vocabulary: int, block_ids: list[int], tolerance: float
+    ) -> None:
+        self._pass = blend_pass
+        self._block_ids = block_ids
+        self._blocks = torch.tensor(block_ids, device=blend_pass.paged.device)
+        self._tolerance = tolerance
+        self.largest_error = 0.0
+        count = HEAD_TOKENS + CHUNK_TOKENS + QUESTION_TOKENS
+        generator = torch.Generator().manual_seed(0)
+        self._tokens = torch.randint(vocabulary, (count,), generator=generator).tolist()
+        self._covered = HEAD_TOKENS + CHUNK_TOKENS
+
+    def find_rotation(self) -> str | None:
+        chunk = self._tokens[HEAD_TOKENS : self._covered]
+        here, _ = self._computed(chunk, 0)
+        there, _ = self._computed(chunk, SHIFT)
+        for index, layer in enumerate(self._pass.layers):
+            (keys, values), (moved_keys, moved_values) = here[index], there[index]
+            if not self._close(values, moved_values):
+                return (
+                    f"the values of layer {index} change with the position: "
+                    "its positions are not relative"
+                )
+            for candidate in layer.candidates:
+                moved = keys if candidate is None else candidate.rotate(keys, SHIFT)
+                if self._error(moved, moved_keys) <= self._tolerance:
+                    self._close(moved, moved_keys)
+                    layer.rotary = candidate
+                    break
+            else:
+                return f"the keys of layer {index} cannot be moved to another position"
+        return None
+
+    def check_blends(self) -> str | None:
+        in_place, plain = self._computed(self._tokens, 0)
+        rows = slice(HEAD_TOKENS, self._covered)
+        right = _MemorySource([(k[rows], v[rows]) for k, v in in_place])
+        for ratio, what in ((1.0, "recomputes everything"), (1 / 3, "reuses right KV")):
+            # What the blend does not write must not be right by having been there before.
+            self._computed(self._tokens[::-1], 0)
+            span = Span("gate", 0, HEAD_TOKENS, CHUNK_TOKENS, base=HEAD_TOKENS)
+            plan = ReusePlan((span,), self._covered, ReuseOptions(ratio=ratio))
+            task = BlendTask("gate", plan, self._tokens[: self._covered], self._block_ids, 0)
+            self._pass.run(task, {"gate": right})
+            positions = torch.arange(self._covered, len(self._tokens), device=self._blocks.device)
+            hidden = self._pass.forward(
+                self._tokens[self._covered :], self._blocks, positions, stop_at_last=False
+            )
+            assert hidden is not None
+            if not self._close(hidden.reshape(QUESTION_TOKENS, -1), plain[self._covered :]):
+                return f"a blend that {what} does not give what plain prefill gives"
+        return None
+
+    def _computed(
+        self, tokens: list[int], rotary_shift: int
+    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+        """Every layer's K and V of `tokens` computed from position 0, and the hidden states."""
+        seen: dict[int, tuple[Tensor, Tensor]] = {}
+
+        def keep(index: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+            keys, values = self._pass.as_heads(index, keys, values)
+            seen[index] = keys.clone(), values.clone()
+
+        positions = torch.arange(len(tokens), device=self._blocks.device)
+        with self._pass.tap.handling(keep):
+            hidden = self._pass.forward(
+                tokens,
+                self._blocks,
+                positions,
+                stop_at_last=False,
+                rotary_shift=rotary_shift,
+            )
+        assert hidden is not None
+        return [seen[index] for index in range(len(seen))], hidden.reshape(len(tokens), -1)
+
+    def _error(self, a: Tensor, b: Tensor) -> float:
+        a, b = a.float(), b.float()
+        return float((a - b).norm() / b.norm().clamp_min(1e-9))
+
+    def _close(self, a: Tensor, b: Tensor) -> bool:
+        error = self._error(a, b)
+        self.largest_error = max(self.largest_error, error)
+        return error <= self._tolerance

@@ -1,0 +1,130 @@
+"""What a blend needs to know of a loaded model: its layers and how they rotate keys.
+
+Nothing here is written per architecture. Attention layers are vLLM's `Attention` modules in the order
+of the decoder; the decoder layer around each is found by the numbered part of its name
+(`model.layers.7.self_attn.attn` stands in `model.layers.7`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.attention import Attention
+
+from semkv_rag.blend import Rotary, rotary_candidates
+
+
+@dataclass(eq=False)
+class Layer:
+    """One decoder layer.
+
+    Attributes:
+        attention: vLLM's attention module; its `impl` writes the paged KV cache.
+        decoder: the module that takes the hidden states of the layer's tokens.
+        candidates: how keys may be rotated; None stands for a layer without rope.
+        rotary: the candidate that gives the model's own keys, once the gate has found it.
+    """
+
+    attention: Any
+    decoder: nn.Module
+    candidates: list[Rotary | None]
+    rotary: Rotary | None = None
+
+    @property
+    def kv_heads(self) -> int:
+        return int(self.attention.num_kv_heads)
+
+
+class Unservable(Exception):
+    """The model or its configuration cannot be served with reuse; the message says why."""
+
+
+def config_obstacle(config: VllmConfig) -> str | None:
+    """Why a configuration cannot be served with reuse, in words, or None.
+
+    Known before any weight is loaded; `model_layers` and the gate find what shows only later.
+    """
+    model, parallel = config.model_config, config.parallel_config
+    obstacles = {
+        "its attention is MLA, whose cache holds no keys": model.use_mla,
+        "it has recurrent layers beside attention (hybrid cache)": model.is_hybrid,
+        "it is an encoder-decoder": model.is_encoder_decoder,
+        "it is a pooling model": model.runner_type == "pooling",
+        "its positions have three rows (M-RoPE)": model.uses_mrope,
+        "pipeline parallel is on": parallel.pipeline_parallel_size > 1,
+        "decode context parallel is on": parallel.decode_context_parallel_size > 1,
+        "LoRA is on": config.lora_config is not None,
+        "speculative decoding is on": config.speculative_config is not None,
+    }
+    return next((reason for reason, applies in obstacles.items() if applies), None)
+
+
+def model_layers(model: nn.Module, config: VllmConfig) -> list[Layer]:
+    """The decoder layers of a loaded model.
+
+    Raises:
+        Unservable: the model's attention is not of the plain causal kind.
+    """
+    if reason := config_obstacle(config):
+        raise Unservable(reason)
+    positions = config.model_config.max_model_len
+    modules = dict(model.named_modules())
+    shared_rotary = next(
+        (
+            m
+            for name, m in modules.items()
+            if name.endswith("rotary_emb") and hasattr(m, "inv_freq")
+        ),
+        None,
+    )
+    attentions = {n: m for n, m in modules.items() if isinstance(m, Attention)}
+    if not attentions:  # vLLM's Transformers backend keeps them outside of the module tree
+        attentions = {
+            n: m
+            for n, m in config.compilation_config.static_forward_context.items()
+            if isinstance(m, Attention)
+        }
+    seen: dict[int, list[Rotary]] = {}
+    layers = []
+    for name, attention in attentions.items():
+        _check_attention(name, attention, positions)
+        parent = modules.get(name.rpartition(".")[0])
+        rotary = getattr(parent, "rotary_emb", None) or shared_rotary
+        if id(rotary) not in seen:  # one table for all layers that share a module
+            seen[id(rotary)] = rotary_candidates(rotary, positions)
+        layers.append(Layer(attention, _decoder_of(name, modules), [*seen[id(rotary)], None]))
+    if not layers:
+        raise Unservable("it has no attention layer that vLLM caches")
+    if len({id(layer.decoder) for layer in layers}) != len(layers):
+        raise Unservable("several attention layers share a decoder layer")
+    return layers
+
+
+def _check_attention(name: str, attention: Any, positions: int) -> None:
+    window = getattr(attention, "sliding_window", None)
+    if window is not None and window < positions:
+        raise Unservable(
+            f"{name} has a sliding window of {window} tokens: vLLM drops the blocks outside of it "
+            f"(a max_model_len of at most {window} can be served)"
+        )
+    if str(getattr(attention, "attn_type", "decoder")).rpartition(".")[2].lower() != "decoder":
+        raise Unservable(f"{name} is not causal decoder attention")
+    if attention.kv_sharing_target_layer_name is not None:
+        raise Unservable(f"{name} shares another layer's KV cache")
+    if not hasattr(attention.impl, "do_kv_cache_update"):
+        raise Unservable(
+            f"the attention backend {attention.backend.name} writes the cache inside its kernel"
+        )
+
+
+def _decoder_of(name: str, modules: dict[str, nn.Module]) -> nn.Module:
+    """The innermost numbered module around an attention module."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        module = modules.get(".".join(parts[:end]))
+        if parts[end - 1].isdigit() and module is not None:
+            return module
+    raise Unservable(f"{name} stands in no numbered decoder layer")

@@ -1,0 +1,321 @@
+"""The scheduler's half of the connector: what is reused by which request, and where it goes.
+
+Called from vLLM's scheduler, all in one thread. For each request, in this order:
+
+* `new_request` once, when it arrives: its options are read, stored chunks are found in its prompt, the
+  plan is made, and the hashes of the blocks that the plan makes inexact are rewritten.
+* `matched_tokens` whenever it is about to be scheduled, again after a preemption: no side effects.
+* `allocated` when it got its blocks: the blend of the coming step is noted.
+* `step` once for every step: the work of the workers.
+* `results` when a step's outcome is known.
+* `finished` once: the report.
+
+**Prefix caching stays exact.** vLLM finds a cached block by a hash over its tokens and all before it.
+Blocks that hold blended KV must not be found by a request that did not ask for the same blend, so the
+hash of every block from the first inexact token on is hashed once more with the plan's digest; later
+blocks chain from these. Blocks before it are shared with ordinary requests. A namespace other than the
+default one gets its own hashes from the first block on: a tenant cannot tell from a fast answer what
+another one has asked.
+
+**A block that is found may not be filled yet.** vLLM shares a block from the moment it is scheduled.
+For its own forward that is soon enough, but a blend runs before the forward: blocks that the same
+step's forward fills are therefore computed by the blend too.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from semkv_rag.config import DEFAULT_NAMESPACE, ReuseOptions
+from semkv_rag.engine.blend_pass import BlendTask
+from semkv_rag.engine.capture import CaptureTask
+from semkv_rag.engine.catalogue import Catalogue
+from semkv_rag.engine.gate import GateReport
+from semkv_rag.engine.transfer import CAPTURE_KEY, PARAMS_KEY, BlendResult, StepMetadata
+from semkv_rag.errors import OptionError, StoreError
+from semkv_rag.report import ReuseReport
+from semkv_rag.reuse import ReusePlan, make_plan, token_array
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Tracked:
+    """One live request."""
+
+    request: Request
+    namespace: str
+    report: ReuseReport
+    plan: ReusePlan | None = None
+    capture: Mapping[str, Any] | None = None
+    in_prefix_cache: int = 0
+
+
+class RequestPlanner:
+    """One per engine.
+
+    Args:
+        catalogue: the store's chunks; None when the store could not be opened, see `store_fault`.
+        model: the model's fingerprint.
+        defaults: the options of requests that bring none.
+        block_size: tokens of a block, as they are hashed.
+        request_namespace: whether a request may name its own namespace. Only where whoever sends
+            requests has been checked before.
+        store_fault: in words, why there is no catalogue.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue | None,
+        *,
+        model: str,
+        defaults: ReuseOptions,
+        block_size: int,
+        request_namespace: bool,
+        store_fault: str | None = None,
+    ) -> None:
+        self.gate = GateReport(False, "the workers have not reported yet")
+        self.kv_cache_manager: KVCacheManager | None = None
+        self._catalogue = catalogue
+        self._model = model
+        self._defaults = defaults
+        self._block_size = block_size
+        self._request_namespace = request_namespace
+        self._store_fault = store_fault
+        self._requests: dict[str, _Tracked] = {}
+        self._blends: list[BlendTask] = []
+
+    # ---- a request's life ------------------------------------------------------------------
+
+    def new_request(self, request: Request) -> None:
+        """Plan the request's reuse; nothing that goes wrong here may fail it."""
+        params = dict((request.kv_transfer_params or {}).get(PARAMS_KEY) or {})
+        capture = params.pop(CAPTURE_KEY, None)
+        if not self._request_namespace:
+            params.pop("namespace", None)
+            capture = None
+        skip: str | None = None
+        try:
+            options = ReuseOptions.from_mapping(params, self._defaults)
+        except OptionError as error:
+            options, skip = self._defaults, str(error)
+        tracked = _Tracked(
+            request,
+            options.namespace,
+            ReuseReport(
+                kv_cache="skip",
+                prompt_tokens=request.num_prompt_tokens,
+                ratio=options.ratio,
+                selector=options.selector,
+            ),
+            capture=capture,
+        )
+        self._requests[request.request_id] = tracked
+        skip = skip or self._obstacle(request, options, capture)
+        if skip is None:
+            self._plan(tracked, options)
+        else:
+            tracked.report = replace(tracked.report, reason=skip)
+        self._rewrite_hashes(tracked)
+
+    def _obstacle(
+        self, request: Request, options: ReuseOptions, capture: Mapping[str, Any] | None
+    ) -> str | None:
+        """Why this request is served plainly, in words, or None."""
+        if capture is not None:
+            return "the request captures a chunk"
+        if not options.enabled:
+            return "reuse was switched off for this request"
+        if not self.gate.servable:
+            return f"this model cannot be served with reuse: {self.gate.reason}"
+        if self._catalogue is None:
+            return f"the store cannot be used: {self._store_fault}"
+        if request.prompt_token_ids is None or request.prompt_embeds is not None:
+            return "the prompt is not made of tokens"
+        if request.mm_features:
+            return "the prompt holds images, audio or video"
+        if request.lora_request is not None:
+            return "the request uses a LoRA adapter"
+        if request.skip_reading_prefix_cache:
+            return "the request asked for all prompt tokens to be computed"
+        return None
+
+    def _plan(self, tracked: _Tracked, options: ReuseOptions) -> None:
+        assert self._catalogue is not None
+        began = time.perf_counter()
+        prompt = token_array(tracked.request.prompt_token_ids)
+        reason: str | None = "no stored chunk was found in the prompt"
+        try:
+            spans = self._catalogue.match(options.namespace, prompt)
+            tracked.plan = make_plan(spans, len(prompt), options)
+        except StoreError as error:
+            reason = f"the store's index cannot be read: {error}"
+        plan = tracked.plan
+        tracked.report = replace(
+            tracked.report,
+            kv_cache="miss" if plan is None else "hit",
+            exact_tokens=plan.exact_tokens if plan else 0,
+            reused_tokens=plan.reused_tokens if plan else 0,
+            chunk_ids=tuple(span.chunk_id for span in plan.spans) if plan else (),
+            match_ms=round((time.perf_counter() - began) * 1000, 3),
+            reason=reason if plan is None else None,
+        )
+
+    def _rewrite_hashes(self, tracked: _Tracked) -> None:
+        hashes = tracked.request.block_hashes
+        if tracked.namespace != DEFAULT_NAMESPACE:
+            _salt(hashes, 0, b"namespace:" + tracked.namespace.encode())
+        if tracked.plan is not None and (first := tracked.plan.first_inexact) is not None:
+            _salt(hashes, first // self._block_size, b"plan:" + tracked.plan.digest())
+
+    def matched_tokens(self, request: Request, computed: int) -> int:
+        """How many tokens behind the first `computed` ones the blend pass will fill in."""
+        tracked = self._requests.get(request.request_id)
+        if tracked is None:
+            return 0
+        tracked.in_prefix_cache = computed
+        return 0 if tracked.plan is None else max(tracked.plan.covered - computed, 0)
+
+    def allocated(self, request: Request, block_ids: list[int], external: int) -> None:
+        """Note the blend of a request that got its blocks, if there is one."""
+        tracked = self._requests.get(request.request_id)
+        if tracked is None:
+            return
+        if request.num_preemptions == 0:
+            tracked.report = replace(tracked.report, cached_tokens=tracked.in_prefix_cache)
+        if external > 0:
+            assert tracked.plan is not None
+            covered = tracked.plan.covered
+            self._blends.append(
+                BlendTask(
+                    request_id=request.request_id,
+                    plan=tracked.plan,
+                    tokens=list(request.prompt_token_ids[:covered]),
+                    block_ids=block_ids,
+                    start=covered - external,
+                )
+            )
+
+    # ---- a step ----------------------------------------------------------------------------
+
+    def step(self, output: SchedulerOutput) -> StepMetadata:
+        """The work of the coming step; called once, after its requests were scheduled."""
+        metadata = StepMetadata(self._model)
+        scheduled = _scheduled_ranges(output)
+        if self._blends:
+            filled = self._filled_by_forward(scheduled)
+            for task in self._blends:
+                start = self._first_unfilled(task, filled)
+                metadata.blends.append(replace(task, start=start))
+            self._blends = []
+        for request_id, (begin, end) in scheduled.items():
+            tracked = self._requests.get(request_id)
+            if tracked is not None and tracked.capture is not None:
+                task = self._capture_task(tracked, begin, end)
+                if task is not None:
+                    metadata.captures.append(task)
+        return metadata
+
+    def _filled_by_forward(self, scheduled: Mapping[str, tuple[int, int]]) -> set[int]:
+        """The blocks that this step's own forward writes to."""
+        filled: set[int] = set()
+        for request_id, (begin, end) in scheduled.items():
+            blocks = self._block_ids(request_id)
+            filled.update(blocks[begin // self._block_size : -(-end // self._block_size)])
+        return filled
+
+    def _first_unfilled(self, task: BlendTask, filled: set[int]) -> int:
+        """Where the blend must start so that everything before is in the cache by then."""
+        own = task.block_ids[: task.start // self._block_size]
+        shared = [index for index, block in enumerate(own) if block in filled]
+        return shared[0] * self._block_size if shared else task.start
+
+    def _capture_task(self, tracked: _Tracked, begin: int, end: int) -> CaptureTask | None:
+        request, capture = tracked.request, tracked.capture
+        assert capture is not None
+        context = int(capture["context"])
+        begin, end = max(begin, context), min(end, request.num_prompt_tokens)
+        if begin >= end:
+            return None
+        positions = np.arange(begin, end)
+        blocks = np.asarray(self._block_ids(request.request_id), dtype=np.int64)
+        slots = blocks[positions // self._block_size] * self._block_size
+        return CaptureTask(
+            request_id=request.request_id,
+            chunk_id=capture["id"],
+            namespace=tracked.namespace,
+            kind=capture["kind"],
+            tokens=list(request.prompt_token_ids),
+            context=context,
+            slots=slots + positions % self._block_size,
+            start=begin,
+        )
+
+    def _block_ids(self, request_id: str) -> list[int]:
+        assert self.kv_cache_manager is not None
+        return list(self.kv_cache_manager.get_block_ids(request_id)[0])
+
+    def results(self, blends: Mapping[str, BlendResult]) -> None:
+        """Take a step's outcome into the reports; chunks with bad files are matched no more."""
+        for request_id, result in blends.items():
+            tracked = self._requests.get(request_id)
+            if tracked is None:
+                continue
+            if result.bad_chunks and self._catalogue is not None:
+                self._catalogue.forget(tracked.namespace, result.bad_chunks)
+            if result.stats is None:
+                tracked.report = replace(
+                    tracked.report,
+                    kv_cache="miss",
+                    exact_tokens=0,
+                    reused_tokens=0,
+                    recomputed_tokens=0,
+                    chunk_ids=(),
+                    reason=result.error,
+                )
+            else:
+                tracked.report = replace(
+                    tracked.report,
+                    recomputed_tokens=result.stats.recomputed,
+                    charged_ratio=round(result.stats.charged_ratio, 4),
+                    load_ms=round(result.stats.load_ms, 3),
+                    blend_ms=round(result.stats.blend_ms, 3),
+                )
+
+    def finished(self, request: Request) -> ReuseReport | None:
+        """The report of a request that is done, or None for one that was never seen."""
+        tracked = self._requests.pop(request.request_id, None)
+        if tracked is None:
+            return None
+        # An aborted request may have blends that no step will run.
+        self._blends = [task for task in self._blends if task.request_id != request.request_id]
+        return tracked.report
+
+
+def _salt(hashes: list[Any], first: int, salt: bytes) -> None:
+    """Hash every block hash from `first` on once more, with `salt`."""
+    for index in range(first, len(hashes)):
+        hashes[index] = sha256(bytes(hashes[index]) + salt).digest()
+
+
+def _scheduled_ranges(output: SchedulerOutput) -> dict[str, tuple[int, int]]:
+    """The token positions that the coming forward computes, [begin, end), by request."""
+    begins = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+    cached = output.scheduled_cached_reqs
+    begins.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    return {
+        request_id: (begin, begin + output.num_scheduled_tokens[request_id])
+        for request_id, begin in begins.items()
+    }

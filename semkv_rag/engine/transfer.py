@@ -1,0 +1,74 @@
+"""What travels between the two halves of the connector, and between them and a request.
+
+Scheduler to workers, once a step: `StepMetadata`. Workers to scheduler, once a step: `WorkerResults`.
+Workers to scheduler, once at start-up: `WorkerHandshake`. A request's own wishes come in
+`SamplingParams.extra_args["kv_transfer_params"]["semkv"]`, its report leaves the same way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+from semkv_rag.engine.blend_pass import BlendStats, BlendTask
+from semkv_rag.engine.capture import CaptureTask
+from semkv_rag.engine.gate import GateReport
+
+PARAMS_KEY = "semkv"
+"""Our key in a request's `kv_transfer_params`, on the way in and on the way out."""
+
+CAPTURE_KEY = "capture"
+"""In our params: this request's prompt is to be captured. Only the engine's own process sets it."""
+
+
+@dataclass
+class StepMetadata(KVConnectorMetadata):
+    """The work of one step: blends first, in this order, then the forward whose KV is captured."""
+
+    model: str
+    blends: list[BlendTask] = field(default_factory=list)
+    captures: list[CaptureTask] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class BlendResult:
+    """How one request's blend ended.
+
+    Attributes:
+        stats: what the blend did; None when it failed and the tokens were prefilled instead.
+        error: in words, why it failed.
+        bad_chunks: the chunks whose files were the reason.
+    """
+
+    request_id: str
+    stats: BlendStats | None
+    error: str | None = None
+    bad_chunks: tuple[str, ...] = ()
+
+
+@dataclass
+class WorkerResults(KVConnectorWorkerMetadata):
+    """The blends that ended in one step, on one rank."""
+
+    blends: dict[str, BlendResult]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """One rank's failure is everybody's: all ranks prefill when one cannot load."""
+        assert isinstance(other, WorkerResults)
+        merged = dict(self.blends)
+        for request_id, result in other.blends.items():
+            if request_id not in merged or result.error is not None:
+                merged[request_id] = result
+        return WorkerResults(merged)
+
+
+@dataclass
+class WorkerHandshake(KVConnectorHandshakeMetadata):
+    """What the gate found on one rank."""
+
+    gate: GateReport

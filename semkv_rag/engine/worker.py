@@ -1,0 +1,58 @@
+"""The worker class: the platform's own, which hands its model runner to the connector.
+
+A KV connector is given the paged cache but not the model; a blend needs both. vLLM makes a worker
+class of one's own an option (`worker_cls`), so nothing has to be patched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+from vllm.platforms import current_platform
+
+from semkv_rag.engine.connector import SemKVConnector
+from semkv_rag.engine.executor import BlendExecutor
+from semkv_rag.engine.gate import GateReport
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_worker import Worker as PlatformWorker
+elif current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
+elif current_platform.is_xpu():
+    from vllm.v1.worker.xpu_worker import XPUWorker as PlatformWorker
+else:
+    from vllm.v1.worker.gpu_worker import Worker as PlatformWorker
+
+
+class SemKVWorker(PlatformWorker):
+    """vLLM's worker for this platform, with the connector bound to its model runner."""
+
+    def compile_or_warm_up_model(self) -> Any:
+        """Called once, behind loading, profiling and the allocation of the KV cache."""
+        times = super().compile_or_warm_up_model()
+        if (executor := _executor()) is not None:
+            executor.bind(self.model_runner)
+        return times
+
+    # Asked for through `collective_rpc`, which carries plain values only.
+
+    def semkv_gate(self) -> dict[str, Any]:
+        """The fields of the gate's report."""
+        executor = _executor()
+        if executor is None:
+            return asdict(GateReport(False, "the KV connector is not configured"))
+        return asdict(executor.gate)
+
+    def semkv_take_captures(self) -> list[dict[str, Any]]:
+        """The fields of `Captured`, for chunks whose capture ended since the last call."""
+        executor = _executor()
+        return [asdict(captured) for captured in executor.take_captures()] if executor else []
+
+
+def _executor() -> BlendExecutor | None:
+    if not has_kv_transfer_group():
+        return None
+    connector = get_kv_transfer_group()
+    return connector.executor if isinstance(connector, SemKVConnector) else None
