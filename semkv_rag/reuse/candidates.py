@@ -63,10 +63,13 @@ class Candidates:
         self.low = np.maximum(np.maximum(self.diagonals, 0), before + 1)
         ends = np.minimum(self.diagonals + hits.lengths[one], prompt_tokens)
         self.high = np.minimum(ends, behind + window - 1)
-        self._open = self.high - self.low >= window + stride - 1
+        self._shortest = window + stride - 1
+        self._open = self.high - self.low >= self._shortest
 
     def cover(self, reach: IntArray) -> IntArray:
-        """Open candidates that together cover all that the open ones may add to the verified runs.
+        """As few candidates as together cover what the open ones may add to the verified runs.
+
+        Only open candidates that may add a span's worth of tokens count here.
 
         Args:
             reach: the furthest end of a verified run that starts at or before each position,
@@ -76,7 +79,8 @@ class Candidates:
             reach <= np.arange(len(reach))
         )  # uncovered positions up to each one
         before = np.concatenate(([0], fresh))
-        chosen: IntArray = np.flatnonzero(self._open & (before[self.high] > before[self.low]))
+        added = before[self.high] - before[self.low]
+        chosen: IntArray = np.flatnonzero(self._open & (added >= self._shortest))
         if not len(chosen):
             return chosen
         chosen = chosen[np.lexsort((self.numbers[chosen], -self.high[chosen], self.low[chosen]))]
@@ -112,7 +116,7 @@ class Candidates:
         return self._longest_first(self._open & at_start & (exact_reach[self.low] < self.high))
 
     def _longest_first(self, chosen: BoolArray) -> IntArray:
-        indices = np.flatnonzero(chosen)
+        indices: IntArray = np.flatnonzero(chosen)
         length = self.high[indices] - self.low[indices]
         return indices[np.lexsort((self.diagonals[indices], self.numbers[indices], -length))]
 

@@ -33,14 +33,14 @@ from semkv_rag.reuse.windows import (
     window_count,
 )
 
-CROWD = 32
+CROWD = 16
 """Of a window that more places in the store hold, only the oldest this many are candidates."""
 
 _SPARE = 64
 """Candidates that may turn out shorter than they looked, beyond those that fit into the prompt."""
 
-_EXTRA = 256
-"""Candidates that are verified after all that can be covered is covered."""
+_EXTRA = 128
+"""Candidates that are verified for what little they may add, and again for a better context."""
 
 _BATCH = 32
 """Candidates of those that are verified before the rest is judged again."""

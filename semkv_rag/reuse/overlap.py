@@ -48,6 +48,8 @@ def resolve(runs: Iterable[Span], shortest: int) -> list[Span]:
 
 def _cut(run: Span, start: int, end: int) -> Span:
     """The part of `run` that stands at `start` to `end` of the prompt."""
+    if (start, end) == (run.dst, run.end):
+        return run
     return replace(run, src=run.src + start - run.dst, dst=start, length=end - start)
 
 

@@ -39,8 +39,8 @@ class Runs:
         low = max(0, diagonal)
         high = min(len(self._prompt), diagonal + len(stored.tokens))
         differ = self._prompt[low:high] != stored.tokens[low - diagonal : high - diagonal]
-        bounds = np.concatenate(([low - 1], low + np.flatnonzero(differ), [high]))
-        for index in np.flatnonzero(np.diff(bounds) > self._shortest):
+        bounds = np.concatenate(([low - 1], low + differ.nonzero()[0], [high]))
+        for index in (bounds[1:] - bounds[:-1] > self._shortest).nonzero()[0].tolist():
             dst, end = int(bounds[index]) + 1, int(bounds[index + 1])
             base = len(stored.context)
             left = self._left(stored, dst) if dst == diagonal else 0

@@ -29,6 +29,9 @@ MAX_WINDOWS = (1 << _ORDINAL_BITS) - 1
 """Windows a segment can hold, those of 330,000 chunks of 512 tokens. The last ordinal is no window's,
 so that a search for it finds the end of a hash's entries."""
 
+_WIDE = 32
+"""Entries in a slot that only many places with one hash explain."""
+
 _SCAN = 1 << 17
 """Entries that a look-up may go through in all to find live windows behind removed ones."""
 
@@ -161,15 +164,23 @@ class Segment:
             np.zeros(len(counts), dtype=np.bool_),
         )
 
-    def _search(self, keys: Hashes, low: IntArray, high: IntArray) -> IntArray:
-        """Binary search for all `keys` at once: the first entry in low..high that is not below."""
-        last = len(self._entries) - 1
-        while (open_ := low < high).any():
-            middle = (low + high) >> 1
-            below = self._entries[np.minimum(middle, last)] < keys
-            low = np.where(open_ & below, middle + 1, low)
-            high = np.where(open_ & ~below, middle, high)
-        return low
+    def _search(self, keys: Hashes, first: IntArray, end: IntArray) -> IntArray:
+        """Binary search for all keys at once: the first entry from `first` on that is not below.
+
+        Each step halves all ranges; those done already are left as they are by adding nothing.
+        """
+        size = end - first
+        wide = size > _WIDE
+        if wide.any() and not wide.all():  # a boilerplate window: not all need its many steps
+            found = np.empty_like(first)
+            for part in (wide, ~wide):
+                found[part] = self._search(keys[part], first[part], end[part])
+            return found
+        while size.any():
+            half = (size + 1) >> 1
+            first = first + half * (self._entries[first + half - 1] < keys)
+            size = size - half
+        return first
 
     @property
     def _slot_shift(self) -> np.uint64:
