@@ -1,0 +1,148 @@
+"""`semkv serve`: vLLM's own OpenAI server with our connector and the tenants' layer in front."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from argparse import Namespace
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm import AsyncEngineArgs, RequestOutput
+from vllm.entrypoints.launchers.api_server.entry import build_and_serve
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.launchers.launcher import setup_server
+from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from semkv_rag.config import ReuseOptions
+from semkv_rag.engine.launch import WORKER, transfer_config
+from semkv_rag.engine.model_view import config_obstacle
+from semkv_rag.engine.tenants import Tenancy, TenantMiddleware
+from semkv_rag.errors import EngineError, OptionError
+
+REPORTS_KEPT = 10_000
+MIDDLEWARE = "semkv_rag.engine.tenants.TenantMiddleware"
+
+
+class ReportingLLM(AsyncLLM):
+    """vLLM's engine client, which keeps each answer's report until the tenants' layer asks."""
+
+    reports: OrderedDict[str, dict[str, Any]]
+
+    async def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        async for output in super().generate(prompt, sampling_params, request_id, **options):
+            if output.kv_transfer_params is not None:
+                self._keep(request_id, output.kv_transfer_params)
+            yield output
+
+    def _keep(self, request_id: str, report: dict[str, Any]) -> None:
+        # vLLM's ids are `chatcmpl-ID` and `cmpl-ID-0`, with ID out of the request's header.
+        self.reports[request_id.split("-")[1]] = report
+        while len(self.reports) > REPORTS_KEPT:
+            self.reports.popitem(last=False)
+
+    def take_report(self, header_id: str) -> dict[str, Any] | None:
+        """The report of the request whose `x-request-id` was this, once."""
+        return self.reports.pop(header_id, None)
+
+
+def serve(
+    model: str,
+    *,
+    store: Path,
+    index_url: str | None,
+    reuse: ReuseOptions,
+    namespace: str,
+    api_key_namespaces: Mapping[str, str] | None,
+    trust_request_namespace: bool,
+    vllm_args: Sequence[str],
+) -> int:
+    """Serve a model until it is interrupted; the process's exit code.
+
+    Args:
+        model: a folder or a hub name.
+        store: the store's folder; `index_url` its index, when that is elsewhere.
+        reuse: the options of requests that bring none.
+        namespace: of requests whose API key has none of its own.
+        api_key_namespaces: API keys and the namespace of each; only these keys are let in then.
+        trust_request_namespace: whether a request may name its namespace itself.
+        vllm_args: options of vLLM's server, as on its command line.
+
+    Raises:
+        OptionError: an option cannot be used.
+        EngineError: vLLM does not accept the model.
+    """
+    keys = dict(api_key_namespaces or {})
+    tenancy = Tenancy.of_keys(namespace, keys, trust_request=trust_request_namespace, reuse=reuse)
+    transfer = transfer_config(store, index_url=index_url, reuse=reuse, request_namespace=True)
+    arguments = ["--model", model, *vllm_args, "--middleware", MIDDLEWARE]
+    if keys:
+        arguments += ["--api-key", *keys]
+    if current_platform.is_cpu() and "--enforce-eager" not in vllm_args:
+        arguments.append("--enforce-eager")
+    connected = ["--worker-cls", WORKER, "--kv-transfer-config", json.dumps(transfer)]
+    cli_env_setup()
+    plain = _parse(arguments)
+    obstacle = _obstacle(plain)
+    args = plain if obstacle is not None else _parse([*arguments, *connected])
+    try:
+        asyncio.run(_run(args, tenancy))
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parse(arguments: Sequence[str]) -> Namespace:
+    parser = make_arg_parser(FlexibleArgumentParser(prog="semkv serve MODEL --store DIR"))
+    args: Namespace = parser.parse_args(list(arguments))
+    if getattr(args, "kv_transfer_config", None) and "--worker-cls" not in arguments:
+        raise OptionError("--kv-transfer-config is set by semkv serve: leave it out")
+    validate_parsed_serve_args(args)
+    return args
+
+
+def _obstacle(args: Namespace) -> str | None:
+    """Why this model starts without our connector, in words, or None."""
+    import logging
+
+    try:
+        config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
+    except (ValueError, OSError, RuntimeError) as error:
+        raise EngineError(f"vLLM cannot load {args.model}: {error}") from error
+    obstacle = config_obstacle(config)
+    if obstacle is not None:
+        logging.getLogger(__name__).warning(
+            "semkv: this model is answered without reuse: %s", obstacle
+        )
+    return obstacle
+
+
+async def _run(args: Namespace, tenancy: Tenancy) -> None:
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    address, sock = setup_server(args, reuse_port=False)
+    try:
+        llm = ReportingLLM.from_vllm_config(
+            config,
+            usage_context=UsageContext.OPENAI_API_SERVER,
+            enable_log_requests=engine_args.enable_log_requests,
+            disable_log_stats=engine_args.disable_log_stats,
+        )
+        llm.reports = OrderedDict()
+        TenantMiddleware.configure(tenancy, llm.take_report)
+        try:
+            await llm.reset_mm_cache()
+            stopped = await build_and_serve(llm, address, sock, args)
+            await stopped
+        finally:
+            llm.shutdown()
+    finally:
+        sock.close()
