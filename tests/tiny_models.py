@@ -20,7 +20,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-WEIGHT_STD = 0.08
+WEIGHT_STD = 0.08  # of a model 128 wide; wider ones get less, so that activations are alike
 VOCABULARY = 512
 MAX_POSITIONS = 2048
 
@@ -195,10 +195,11 @@ def build_tiny_model(arch: str, folder: Path, *, seed: int = 0) -> Path:
     """
     config = ARCHITECTURES[arch]()
     generator = torch.Generator().manual_seed(seed)
+    std = WEIGHT_STD * (SHAPE["hidden_size"] / config.hidden_size) ** 0.5
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator) * WEIGHT_STD
+            noise = torch.randn(parameter.shape, generator=generator) * std
             # Norm weights and biases move a little off their start, so that leaving one out shows.
             parameter.copy_(noise if parameter.dim() > 1 else parameter + noise)
     if arch == "mid":

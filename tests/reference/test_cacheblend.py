@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -134,13 +136,13 @@ def _places(span: Span) -> range:
 class _Given(DynamicCache):
     """Notes one layer's fresh K and V, and hands attention what `store` holds after taking them."""
 
-    def __init__(self, store: dict[int, tuple[Tensor, Tensor]], rows: list[int]) -> None:
+    def __init__(self, store: dict[int, list[Tensor]], rows: list[int]) -> None:
         super().__init__()
         self.store, self.rows = store, rows
         self.fresh: tuple[Tensor, Tensor] | None = None
 
-    def update(  # type: ignore[override]
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         self.fresh = (key_states, value_states)
         keys, values = self.store[layer_idx]
@@ -160,7 +162,7 @@ def _picked_rows_only(
     config = decoder.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     store = {
-        layer: tuple(torch.zeros(1, config.num_key_value_heads, tokens, head_dim) for _ in "kv")
+        layer: [torch.zeros(1, config.num_key_value_heads, tokens, head_dim) for _ in "kv"]
         for layer in range(len(decoder.layers))
     }
     for span in case.spans:
@@ -176,7 +178,7 @@ def _picked_rows_only(
     hidden = decoder.embed_tokens(torch.tensor([case.prompt]))[:, rows]
     picked: list[int] = []
     for index, layer in enumerate(decoder.layers):
-        was = tuple(part.clone() for part in store[index])
+        was = [part.clone() for part in store[index]]
         cache = _Given(store, rows)
         after = _run_layer(decoder, layer, hidden, rows, tokens, cache)
         if index == plan.options.check_layer:
@@ -198,8 +200,8 @@ def _picked_rows_only(
 
 
 def _run_layer(
-    decoder: torch.nn.Module,
-    layer: torch.nn.Module,
+    decoder: Any,
+    layer: Any,
     hidden: Tensor,
     rows: list[int],
     tokens: int,
