@@ -118,7 +118,9 @@ class Candidates:
     def _longest_first(self, chosen: BoolArray) -> IntArray:
         indices: IntArray = np.flatnonzero(chosen)
         length = self.high[indices] - self.low[indices]
-        return indices[np.lexsort((self.diagonals[indices], self.numbers[indices], -length))]
+        order = np.lexsort((self.diagonals[indices], self.numbers[indices], -length))
+        longest_first: IntArray = indices[order]
+        return longest_first
 
     def close(self, indices: IntArray) -> None:
         """Leave these candidates out from now on."""

@@ -151,9 +151,10 @@ class ChunkIndex:
         """The stored chunks in `prompt`.
 
         Returns:
-            Spans of at least `shortest_run` tokens in prompt order, none overlapping another; chosen
-            as `semkv_rag.reuse.overlap` says. Of chunks that hold the same tokens the one is taken
-            that is exact here, else the one with most of its context to the left, else the oldest.
+            Spans of at least `shortest_run` tokens in prompt order, none overlapping another;
+            chosen as `semkv_rag.reuse.overlap` says. Of chunks that hold the same tokens, the one
+            that is exact here is taken, else the one with most of its context to the left, else the
+            one whose hits reach furthest, else the oldest.
         """
         tokens = np.asarray(prompt)
         if len(tokens) < self.shortest_run or not self._segments:

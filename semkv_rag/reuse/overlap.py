@@ -133,7 +133,7 @@ def _best_cuts(island: Sequence[Span], shortest: int) -> list[Span]:
     for end in range(1, size + 1):
         score[end] = score[end - 1]
         if (q := end - shortest) >= 0:
-            while window and score[window[-1]] - window[-1] * token < score[q] - q * token:
+            while window and score[window[-1]] - window[-1] * token <= score[q] - q * token:
                 window.pop()
             window.append(q)
         while window and island[reaching[window[0]]].end - origin < end:

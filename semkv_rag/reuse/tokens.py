@@ -19,6 +19,8 @@ def token_array(tokens: Sequence[int] | TokenArray) -> TokenArray:
     Raises:
         OverflowError: an id does not fit; cut to 32 bits it would equal another token's.
     """
+    if isinstance(tokens, np.ndarray) and tokens.dtype == np.int32:
+        return np.ascontiguousarray(tokens)
     array = np.asarray(tokens, dtype=np.int64)
     if array.size and not -(2**31) <= array.min() <= array.max() < 2**31:
         raise OverflowError("a token id does not fit into 32 bits")

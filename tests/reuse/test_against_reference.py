@@ -1,0 +1,134 @@
+"""The matcher against a brute-force reference, on streams that are hard for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from semkv_rag.reuse import StoredTokens, matcher, token_array
+from semkv_rag.reuse.matcher import CROWD
+
+from .reference import check_sound, common_runs, greedy_tokens, most_tokens
+from .shelf import Shelf
+
+WINDOWS = st.sampled_from([2, 4, 8])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def many_segments() -> None:
+    """Merge rarely, so that even a few chunks stand in several segments."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matcher, "_SMALL_WINDOWS", 0)
+        patch.setattr(matcher, "_BLOCK_WINDOWS", 20)
+        yield
+
+
+def fill(store: dict[str, StoredTokens], window: int) -> Shelf:
+    shelf = Shelf(window)
+    for name, chunk in store.items():
+        shelf.put(name, chunk.tokens.tolist(), chunk.context.tolist())
+    return shelf
+
+
+def crowded(store: dict[str, StoredTokens], window: int) -> bool:
+    """Whether a window stands in so many places that some may be left out."""
+    windows = Counter(
+        chunk.tokens[start : start + window].tobytes()
+        for chunk in store.values()
+        for start in range(len(chunk.tokens) - window + 1)
+    )
+    return any(places > CROWD for places in windows.values())
+
+
+@st.composite
+def stores_and_prompts(draw: st.DrawFn) -> tuple[dict[str, StoredTokens], list[int]]:
+    """Chunks over a small alphabet, and a prompt made of their pieces and of other tokens."""
+    token = st.integers(0, draw(st.sampled_from([1, 2, 3, 9, 1000])))
+    text = st.lists(token, max_size=30)
+    chunks = draw(st.lists(st.lists(token, min_size=1, max_size=50), min_size=1, max_size=5))
+    head = draw(text)
+    contexts = [draw(st.sampled_from([[], head, head[-3:], chunks[0]])) for _ in chunks]
+    prompt = list(head) if draw(st.booleans()) else []
+    for _ in range(draw(st.integers(0, 5))):
+        chunk = draw(st.sampled_from(chunks))
+        start = draw(st.integers(0, len(chunk)))
+        whole = draw(st.booleans())
+        prompt += chunk if whole else chunk[start : draw(st.integers(start, len(chunk)))]
+        prompt += draw(st.sampled_from([[], [-1], draw(text)]))
+    store = {
+        f"c{number}": StoredTokens(token_array(tokens), token_array(context))
+        for number, (tokens, context) in enumerate(zip(chunks, contexts, strict=True))
+    }
+    return store, prompt
+
+
+@settings(max_examples=400, deadline=None)
+@given(drawn=stores_and_prompts(), window=WINDOWS)
+def test_matches_the_reference(
+    drawn: tuple[dict[str, StoredTokens], list[int]], window: int
+) -> None:
+    store, prompt = drawn
+    shelf = fill(store, window)
+    shortest = shelf.index.shortest_run
+    spans = shelf.index.match(token_array(prompt))
+    check_sound(prompt, store, spans, shortest)
+    runs = common_runs(prompt, store, shortest)
+    if crowded(store, window):
+        return
+    # Every exact token that a span can take is taken, and then the most of the others.
+    exact = [run for run in runs if run.exact]
+    kept = [span for span in spans if span.exact]
+    assert sum(span.length for span in kept) == most_tokens(exact, 0, len(prompt), shortest)
+    bounds = [0, *(edge for span in kept for edge in (span.dst, span.end)), len(prompt)]
+    gaps = list(zip(bounds[::2], bounds[1::2], strict=True))
+    best = sum(most_tokens(runs, start, end, shortest) for start, end in gaps)
+    assert sum(span.length for span in spans if not span.exact) == best
+    if not exact:
+        assert best >= greedy_tokens(runs, shortest)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    pattern=st.lists(st.integers(0, 3), min_size=1, max_size=6),
+    lengths=st.lists(st.integers(1, 90), min_size=1, max_size=6),
+    broken=st.lists(st.integers(0, 199), max_size=4),
+    window=WINDOWS,
+)
+def test_periodic_streams_are_covered_as_well_as_greedily(
+    pattern: list[int], lengths: list[int], broken: list[int], window: int
+) -> None:
+    store = {
+        f"c{number}": StoredTokens(token_array((pattern * 90)[number : number + length]), EMPTY)
+        for number, length in enumerate(lengths)
+    }
+    prompt = (pattern * 200)[:200]
+    for position in broken:
+        prompt[position] = 9
+    shelf = fill(store, window)
+    shortest = shelf.index.shortest_run
+    spans = shelf.index.match(token_array(prompt))
+    check_sound(prompt, store, spans, shortest)
+    # Two tokens a seam: far more places than are looked at, so not all cuts are known.
+    runs = common_runs(prompt, store, shortest)
+    covered = sum(span.length for span in spans)
+    assert covered >= greedy_tokens(runs, shortest) - 2 * len(spans) * shortest // 3
+
+
+@settings(max_examples=100, deadline=None)
+@given(drawn=stores_and_prompts(), window=WINDOWS, data=st.data())
+def test_removal_leaves_what_a_fresh_index_finds(
+    drawn: tuple[dict[str, StoredTokens], list[int]], window: int, data: st.DataObject
+) -> None:
+    store, prompt = drawn
+    shelf = fill(store, window)
+    gone = data.draw(st.sets(st.sampled_from(sorted(store))))
+    shelf.index.remove(gone)
+    fresh = fill({name: chunk for name, chunk in store.items() if name not in gone}, window)
+    assert shelf.match(prompt) == fresh.match(prompt)
+
+
+EMPTY = np.zeros(0, dtype=np.int32)
