@@ -188,6 +188,8 @@ def decode(text: bytes, data_bytes: int) -> tuple[dict[str, str], dict[str, Tens
     try:
         document = json.loads(text)
         metadata: dict[str, str] = document.pop("__metadata__")
+        if not all(isinstance(value, str) for value in metadata.values()):
+            raise ChunkFileError("its metadata are not text")
         if metadata["format"] != FORMAT:
             raise ChunkFileError(f"its format is {metadata['format']!r}, not {FORMAT!r}")
         if int(metadata["format_version"]) > FORMAT_VERSION:
@@ -256,22 +258,23 @@ def _check_layout(
     entries: Mapping[str, TensorEntry], metadata: Mapping[str, str], data_bytes: int
 ) -> None:
     """Every tensor a chunk has, none besides, one behind the other, and all of the data section."""
-    layers = [name for layer in range(int(metadata["layers"])) for name in layer_names(layer)]
-    if sorted(entries) != sorted([*layers, *TOKEN_TENSORS]):
-        raise ChunkFileError(f"its tensors are not those of {metadata['layers']} layers")
-    tokens = entries["tokens"].shape[0]
+    layers = int(metadata["layers"])
+    # Counted first: a forged number of layers must not become a list of names.
+    names = range(layers) if len(entries) == 2 * layers + len(TOKEN_TENSORS) else ()
+    expected = {name for layer in names for name in layer_names(layer)} | {*TOKEN_TENSORS}
+    if entries.keys() != expected or layers < 1:
+        raise ChunkFileError(f"its tensors are not those of {layers} layers")
+    tokens = entries["tokens"].shape[:1]
     dtype = getattr(torch, metadata["dtype"])
     offset = 0
     for name, entry in entries.items():
-        is_tokens = name in TOKEN_TENSORS
-        fits = entry.begin == offset and entry.end - offset == entry.dtype.itemsize * math.prod(
-            entry.shape
-        )
-        if is_tokens:
+        size = entry.dtype.itemsize * math.prod(entry.shape)
+        fits = (entry.begin, entry.end) == (offset, offset + size) and min(entry.shape) >= 0
+        if name in TOKEN_TENSORS:
             fits = fits and entry.dtype is torch.int32 and len(entry.shape) == 1
         else:
             fits = fits and entry.dtype is dtype and len(entry.shape) == 3
-            fits = fits and entry.shape[0] == tokens
+            fits = fits and entry.shape[:1] == tokens
         if not fits:
             raise ChunkFileError(f"its tensor {name} does not fit the header")
         offset = entry.end

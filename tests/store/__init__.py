@@ -1,0 +1,1 @@
+"""Tests of `semkv_rag.store`."""
