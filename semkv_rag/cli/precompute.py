@@ -108,9 +108,9 @@ def _print_summary(result: PrecomputeResult) -> None:
         f"{len(result.failures):,} failed"
     )
     if result.chunks_captured:
-        rate = result.tokens / result.seconds
+        rate = result.tokens / result.computing_seconds
         typer.echo(
             f"{in_words(result.chunks_captured, 'chunk')} computed, {result.chunks_reused:,} "
             f"found in the store: {result.tokens:,} tokens, {size_in_words(result.bytes)} "
-            f"in {result.seconds:.1f} s ({rate:,.0f} tokens/s)"
+            f"in {result.computing_seconds:.1f} s ({rate:,.0f} tokens/s)"
         )

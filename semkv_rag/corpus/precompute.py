@@ -194,13 +194,18 @@ class _Run:
         """Compute what is missing. Whatever ends it, what was computed is kept."""
         self._documents_to_do = len(self._pending)
         self._characters_to_do = sum(document.characters for document in self._pending)
+        if not self._pending:
+            return
+        tokenizer = self._engine.tokenizer  # the first thing that needs a running engine
+        started = time.monotonic()
         while self._pending:
             try:
-                for result in self._engine.capture(self._items()):
+                for result in self._engine.capture(self._items(tokenizer)):
                     self._take(result)
             finally:
                 self._commit()
         self._tell()
+        self.result.computing_seconds = time.monotonic() - started
 
     def remove_gone(self, folders: Iterable[str], found: set[str]) -> None:
         """Remove the sources whose name starts with one of `folders` and is not `found`."""
@@ -210,9 +215,8 @@ class _Run:
                 self._store.remove_source(self._model, self._namespace, source.name)
                 self.result.removed += 1
 
-    def _items(self) -> Iterator[CaptureItem]:
+    def _items(self, tokenizer: Any) -> Iterator[CaptureItem]:
         """What the pending documents lack, found out only as the engine gets to it."""
-        tokenizer = self._engine.tokenizer
         context = tokenize(tokenizer, self._head, special=True)
         head = [self._item("head", context, token_array([]))] if self._head else []
         while self._pending:

@@ -54,6 +54,7 @@ class PrecomputeResult:
         failures: documents that could not be read or stored whole.
         skipped: files in the folders that no reader is for.
         seconds: wall time of the run.
+        computing_seconds: of it, splitting and computing, without the engine's start.
     """
 
     documents: int = 0
@@ -67,6 +68,7 @@ class PrecomputeResult:
     failures: list[Failure] = field(default_factory=list)
     skipped: tuple[str, ...] = ()
     seconds: float = 0.0
+    computing_seconds: float = 0.0
 
 
 OnProgress: TypeAlias = Callable[[PrecomputeProgress], None]
