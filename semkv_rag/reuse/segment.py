@@ -6,7 +6,9 @@ new segment and merging the small ones, so each window is moved a logarithmic nu
 A window is one 64-bit entry: the high 39 bits of its hash over its ordinal, which counts the windows
 of the segment's chunks in the order the chunks were added. Sorting the entries sorts windows of equal
 hash by age. A directory over the leading hash bits, one 32-bit slot for four entries, narrows a
-search to a few neighbouring entries: two cache misses instead of twenty.
+search to a few neighbouring entries: two cache misses instead of twenty. Beside it are 16 bits for
+each slot that tell which values of the next four hash bits are there at all: they end three of four
+searches for a window that is not stored.
 """
 
 from __future__ import annotations
@@ -110,7 +112,7 @@ class Segment:
     @property
     def nbytes(self) -> int:
         arrays = (self._entries, self.numbers, self.lengths, self._starts, self._live)
-        return sum(array.nbytes for array in (*arrays, self._directory))
+        return sum(array.nbytes for array in (*arrays, self._directory, self._present))
 
     @property
     def dead_share(self) -> float:
@@ -138,15 +140,18 @@ class Segment:
 
     def _find(self, hashes: Hashes) -> tuple[IntArray, IntArray]:
         """Where the windows with these hashes stand: first entry and how many, [hashes] each."""
-        keys = hashes & ~_ORDINAL
-        slots = (keys >> self._slot_shift).astype(np.int64)
-        slot_end = self._directory[slots + 1].astype(np.int64)
-        first = self._search(keys, self._directory[slots].astype(np.int64), slot_end)
-        counts = np.zeros(len(keys), dtype=np.int64)
-        same = self._entries[np.minimum(first, len(self) - 1)] & ~_ORDINAL == keys
-        held = np.flatnonzero(same & (first < slot_end))
-        counts[held] = self._search(keys[held] | _ORDINAL, first[held], slot_end[held])
-        counts[held] -= first[held]
+        first = np.zeros(len(hashes), dtype=np.int64)
+        counts = np.zeros(len(hashes), dtype=np.int64)
+        slots = (hashes >> self._slot_shift).astype(np.int64)
+        nibbles = ((hashes >> (self._slot_shift - np.uint64(4))) & np.uint64(15)).astype(np.uint16)
+        maybe = np.flatnonzero((self._present.take(slots) >> nibbles) & np.uint16(1))
+        keys, slots = hashes[maybe] & ~_ORDINAL, slots[maybe]
+        slot_end = self._directory.take(slots + 1).astype(np.int64)
+        at = self._search(keys, self._directory.take(slots).astype(np.int64), slot_end)
+        held = np.flatnonzero(self._entries.take(at, mode="clip") & ~_ORDINAL == keys)
+        found = maybe[held]
+        first[found] = at[held]
+        counts[found] = self._search(keys[held] | _ORDINAL, at[held], slot_end[held]) - at[held]
         return first, counts
 
     def _live_windows(self, first: IntArray, counts: IntArray) -> Found:
@@ -193,6 +198,13 @@ class Segment:
         bounds = np.arange(1 << (64 - int(self._slot_shift)), dtype=np.uint64) << self._slot_shift
         first = np.searchsorted(self._entries, bounds)
         return np.append(first, len(self._entries)).astype(np.uint32)
+
+    @cached_property
+    def _present(self) -> NDArray[np.uint16]:
+        """Which of the next 4 hash bits' values each slot holds, one bit for each, [slots]."""
+        values = np.zeros(16 * (len(self._directory) - 1), dtype=np.bool_)
+        values[self._entries >> (self._slot_shift - np.uint64(4))] = True
+        return np.packbits(values, bitorder="little").view("<u2")
 
     def _live_entries(self, first: int) -> Hashes:
         """The entries of chunks that are not removed, their ordinals counted from `first`."""

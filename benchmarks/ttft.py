@@ -1,0 +1,230 @@
+"""Time to first token: plain vLLM, a miss, and blends, interleaved in one run.
+
+Two engines stand side by side: plain vLLM without our connector, and ours. Prompts are 512-token
+chunks in an order of their own and a question; nothing comes from vLLM's prefix cache. Beside each
+speed-up stands the arithmetic limit of its selector: what plain prefill computes, over what the blend
+must compute (linear layers and attention), if nothing else took time.
+
+    python benchmarks/ttft.py [--lengths 1024,2048,4096,8192] [--repeats 5] [--model FOLDER]
+
+Writes build/bench/ttft.json and ttft.png. About 25 minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks._common import save, summary
+from semkv_rag.config import ReuseOptions
+from semkv_rag.engine import Engine
+from tests.engine.chunks import random_tokens, store_chunks
+
+CHUNK = 512
+QUESTION = 16
+RATIOS = (0.0, 0.05, 0.15, 0.30, 1.0)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a forward costs, in multiply-adds."""
+
+    layers: int
+    hidden: int
+    query: int
+    key_value: int
+    intermediate: int
+
+    @classmethod
+    def of(cls, model: Path) -> Shape:
+        config = json.loads((model / "config.json").read_text())
+        dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        return cls(
+            layers=config["num_hidden_layers"],
+            hidden=config["hidden_size"],
+            query=dim * config["num_attention_heads"],
+            key_value=dim * config["num_key_value_heads"],
+            intermediate=config["intermediate_size"],
+        )
+
+    def projections(self) -> float:
+        """Of one token in one layer: its query, key and value."""
+        return self.hidden * (self.query + 2 * self.key_value)
+
+    def rest(self, context: float) -> float:
+        """Of one token in one layer: attention over `context` tokens, output and MLP."""
+        attention = 2 * self.query * context
+        return attention + self.hidden * self.query + 3 * self.hidden * self.intermediate
+
+    def prefill(self, tokens: int) -> float:
+        return self.layers * tokens * (self.projections() + self.rest(tokens / 2))
+
+    def blend(self, covered: int, ratio: float, check_layer: int) -> float:
+        """A blend of `covered` tokens, then the question over them."""
+        token = self.projections() + self.rest(covered / 2)
+        picked = ratio * covered
+        if ratio == 1.0:
+            blended = self.layers * covered * token
+        else:
+            blended = check_layer * covered * token + covered * self.projections()
+            blended += picked * self.rest(covered / 2)
+            blended += (self.layers - check_layer - 1) * picked * token
+        question = self.layers * QUESTION * (self.projections() + self.rest(covered))
+        return blended + question
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--lengths", default="1024,2048,4096,8192")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--model", type=Path, help="default: 24 layers of random weights")
+    parser.add_argument("--dtype", default="bfloat16")
+    arguments = parser.parse_args()
+    lengths = [int(length) for length in arguments.lengths.split(",")]
+    with tempfile.TemporaryDirectory() as folder:
+        model = arguments.model or build_model(Path(folder) / "mid")
+        figures = measure(model, Path(folder) / "store", lengths, arguments)
+    path = save("ttft", figures, lambda figure: draw(figure, figures))
+    print(f"written to {path.relative_to(ROOT)}")
+
+
+def build_model(folder: Path) -> Path:
+    from tests.tiny_models import build_tiny_model
+
+    return build_tiny_model("mid", folder)
+
+
+def measure(
+    model: Path, store: Path, lengths: list[int], arguments: argparse.Namespace
+) -> dict[str, Any]:
+    shape = Shape.of(model)
+    engine_args: dict[str, Any] = {
+        "dtype": arguments.dtype,
+        "max_model_len": max(lengths) + 64,
+        "kv_cache_memory_bytes": 1 << 30,
+        "seed": 0,
+    }
+    results = []
+    with (
+        Engine(str(model), **engine_args) as plain,
+        Engine(str(model), store=store, **engine_args) as ours,
+    ):
+        vocabulary = min(len(ours.tokenizer), 1000)
+        chunks = store_chunks(
+            ours,
+            [random_tokens(seed, CHUNK, vocabulary) for seed in range(max(lengths) // CHUNK)],
+            namespace="default",
+        )
+        question = random_tokens(-1, QUESTION, vocabulary)
+        for length in lengths:
+            order = list(range(length // CHUNK))
+            random.Random(length).shuffle(order)
+            prompt = [token for index in order for token in chunks[index].tokens] + question
+            unknown = random_tokens(-length, len(prompt), vocabulary)
+            times: dict[str, list[float]] = {}
+            reports: dict[str, dict[str, Any]] = {}
+            for repeat in range(arguments.repeats + 1):  # the first warms up
+                runs: list[tuple[str, Engine, list[int], ReuseOptions]] = [
+                    ("plain", plain, prompt, ReuseOptions()),
+                    ("miss", ours, unknown, ReuseOptions()),
+                    *(
+                        (f"{ratio:.0%}", ours, prompt, ReuseOptions(ratio=ratio))
+                        for ratio in RATIOS
+                    ),
+                ]
+                random.Random(repeat).shuffle(runs)
+                for name, engine, tokens, options in runs:
+                    engine.reset_prefix_cache()
+                    answer = engine.generate(
+                        tokens, sampling={"max_tokens": 1, "temperature": 0}, reuse=options
+                    )
+                    assert answer.report.cached_tokens == 0
+                    if repeat:
+                        times.setdefault(name, []).append(answer.ttft_ms)
+                    reports[name] = answer.report.to_mapping()
+            results.append(row(shape, length, times, reports))
+            print_row(results[-1])
+    return {
+        "model": {**shape.__dict__, "dtype": arguments.dtype, "weights": "random"},
+        "chunk_tokens": CHUNK,
+        "question_tokens": QUESTION,
+        "selector": "kv_deviation",
+        "check_layer": ReuseOptions().check_layer,
+        "repeats": arguments.repeats,
+        "lengths": results,
+    }
+
+
+def row(
+    shape: Shape, length: int, times: dict[str, list[float]], reports: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """One prompt length's figures. Ratios are taken pair by pair: runs that stood side by side."""
+    methods = {}
+    full = shape.prefill(length + QUESTION)
+    for name, values in times.items():
+        speedups = [p / v for p, v in zip(times["plain"], values, strict=True)]
+        entry: dict[str, Any] = {"ttft_ms": summary(values), "speedup": summary(speedups)}
+        if name.endswith("%"):
+            ratio = float(name.rstrip("%")) / 100
+            limit = full / shape.blend(length, ratio, ReuseOptions().check_layer)
+            entry["limit"] = round(limit, 3)
+            entry["of_limit"] = round(entry["speedup"]["median"] / limit, 3)
+            entry["report"] = {
+                key: reports[name][key]
+                for key in ("reused_tokens", "recomputed_tokens", "load_ms", "blend_ms", "match_ms")
+            }
+        methods[name] = entry
+    return {"prompt_tokens": length + QUESTION, "methods": methods}
+
+
+def print_row(result: dict[str, Any]) -> None:
+    print(f"{result['prompt_tokens']} prompt tokens")
+    for name, entry in result["methods"].items():
+        times, limit = entry["ttft_ms"], entry.get("limit")
+        against = f", limit {limit:.2f}, {entry['of_limit']:.2f} of it" if limit else ""
+        print(
+            f"  {name:6} {times['median']:9.1f} ms ({times['min']:.1f} to {times['max']:.1f}), "
+            f"speed-up {entry['speedup']['median']:.3f}{against}",
+            flush=True,
+        )
+
+
+def draw(figure: Any, figures: dict[str, Any]) -> None:
+    """Speed-ups by prompt length, with each selector's limit dashed."""
+    axes = figure.subplots()
+    lengths = [result["prompt_tokens"] for result in figures["lengths"]]
+    for index, ratio in enumerate(RATIOS):
+        name = f"{ratio:.0%}"
+        entries = [result["methods"][name] for result in figures["lengths"]]
+        medians = [entry["speedup"]["median"] for entry in entries]
+        low = [m - entry["speedup"]["min"] for m, entry in zip(medians, entries, strict=True)]
+        high = [entry["speedup"]["max"] - m for m, entry in zip(medians, entries, strict=True)]
+        axes.errorbar(
+            lengths,
+            medians,
+            yerr=[low, high],
+            marker="o",
+            color=f"C{index}",
+            label=f"{name} recomputed",
+        )
+        limits = [entry["limit"] for entry in entries]
+        axes.plot(lengths, limits, "--", color=f"C{index}", alpha=0.5)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [str(length) for length in lengths])
+    axes.set_xlabel("prompt tokens, 512-token chunks")
+    axes.set_ylabel("time to first token: plain vLLM / blend")
+    axes.set_title("Speed-up over plain prefill (dashed: arithmetic limit)")
+    axes.legend()
+
+
+if __name__ == "__main__":
+    main()
