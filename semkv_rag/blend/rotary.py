@@ -65,8 +65,9 @@ def rotary_candidates(module: nn.Module | None, positions: int) -> list[Rotary]:
     if hasattr(module, "cos_sin_cache"):
         # The buffer is in the model's dtype; the float32 table it was made from is not kept.
         compute = getattr(module, "_compute_cos_sin_cache", None)
-        table = (compute() if compute is not None else module.cos_sin_cache)[:positions]
-        cos, sin = table.to(torch.float32, copy=True).chunk(2, dim=-1)
+        table = compute() if compute is not None else module.cos_sin_cache
+        assert isinstance(table, Tensor)
+        cos, sin = table[:positions].to(torch.float32, copy=True).chunk(2, dim=-1)
         length = torch.sqrt(cos * cos + sin * sin).clamp_min(1e-6)
         unit = torch.cat((cos / length, sin / length), dim=-1)
         return [Rotary(unit, interleaved=not getattr(module, "is_neox_style", True))]

@@ -279,7 +279,8 @@ class _Run:
             rows = torch.searchsorted(self._launched, torch.nonzero(self.computed).flatten())
             if len(rows) == 0:
                 raise _NothingLeft
-            return _rows_of((args, kwargs), rows, len(self._launched))
+            cut: tuple[Any, Any] = _rows_of((args, kwargs), rows, len(self._launched))
+            return cut
 
         return hook
 

@@ -79,9 +79,7 @@ class SemKVConnector(KVConnectorBase_V1):
         model = config_fingerprint(config)
         catalogue, fault = None, None
         try:
-            self._store = KVStore(
-                root, index_url=extra.get("index_url"), read_only=not _writable(root)
-            )
+            self._store = KVStore(root, index_url=extra.get("index_url"))
             catalogue = Catalogue(self._store, model)
             catalogue.refresh()
         except SemKVError as error:
@@ -99,6 +97,8 @@ class SemKVConnector(KVConnectorBase_V1):
     def shutdown(self) -> None:
         if self.executor is not None:
             self.executor.close()
+        if self._planner is not None:
+            self._planner.close()
         if self._store is not None:
             self._store.close()
 
@@ -201,13 +201,3 @@ class SemKVConnector(KVConnectorBase_V1):
         assert self.executor is not None
         results = self.executor.take_results()
         return WorkerResults(results) if results else None
-
-
-def _writable(root: Path) -> bool:
-    """Whether the store's folder can be written to, or made."""
-    import os
-
-    folder = root
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return os.access(folder, os.W_OK)

@@ -30,6 +30,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from vllm import SamplingParams
+from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -222,6 +223,15 @@ class Engine:
 
         return iterate()
 
+    def reset_prefix_cache(self) -> bool:
+        """Empty vLLM's prefix cache (L0); False when a request under way holds part of it."""
+
+        async def reset() -> bool:
+            assert self._llm is not None
+            return bool(await self._llm.reset_prefix_cache())
+
+        return self._call(reset())
+
     # ---- capturing -------------------------------------------------------------------------
 
     def capture(
@@ -296,7 +306,7 @@ class Engine:
             return SamplingParams(
                 **fields, extra_args=extra or None, output_kind=RequestOutputKind.DELTA
             )
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, VLLMClientError) as error:
             raise OptionError(f"vLLM does not take these sampling parameters: {error}") from error
 
     async def _answer(self, prompt: str | Sequence[int], params: SamplingParams) -> Completion:
@@ -330,7 +340,7 @@ class Engine:
                 yield self._part(output, ttft_ms, latency_ms)
         except EngineDeadError as error:
             raise EngineError(f"vLLM's engine stopped: {error}") from error
-        except ValueError as error:
+        except (ValueError, VLLMClientError) as error:
             raise OptionError(f"vLLM does not take this request: {error}") from error
 
     def _part(self, output: Any, ttft_ms: float, latency_ms: float) -> Completion:

@@ -123,9 +123,11 @@ class BlendExecutor:
             with contextlib.ExitStack() as files:
                 sources, bad, error = self._open(task, model, files)
                 if error is None:
-                    return BlendResult(task.request_id, self._blend_pass.run(task, sources))
-        except ChunkFileError as fault:
-            error = str(fault)
+                    try:
+                        stats = self._blend_pass.run(task, sources)
+                        return BlendResult(task.request_id, stats)
+                    except ChunkFileError as fault:
+                        error, bad = str(fault), _damaged(sources)
         except Exception as fault:
             logger.exception("A blend failed; its tokens are computed")
             error = f"the blend failed: {fault!r}"
@@ -189,3 +191,14 @@ class BlendExecutor:
             self._capture.close()
         if self._blend_pass is not None:
             self._blend_pass.close()
+
+
+def _damaged(sources: Mapping[str, ChunkFile]) -> tuple[str, ...]:
+    """The chunks whose files do not check out."""
+    damaged = []
+    for chunk_id, file in sources.items():
+        try:
+            file.verify()
+        except ChunkFileError:
+            damaged.append(chunk_id)
+    return tuple(damaged)

@@ -97,6 +97,11 @@ class RequestPlanner:
         self._requests: dict[str, _Tracked] = {}
         self._blends: list[BlendTask] = []
 
+    def close(self) -> None:
+        """Called once, at shutdown."""
+        if self._catalogue is not None:
+            self._catalogue.close()
+
     # ---- a request's life ------------------------------------------------------------------
 
     def new_request(self, request: Request) -> None:
@@ -223,9 +228,9 @@ class RequestPlanner:
         for request_id, (begin, end) in scheduled.items():
             tracked = self._requests.get(request_id)
             if tracked is not None and tracked.capture is not None:
-                task = self._capture_task(tracked, begin, end)
-                if task is not None:
-                    metadata.captures.append(task)
+                capture = self._capture_task(tracked, begin, end)
+                if capture is not None:
+                    metadata.captures.append(capture)
         return metadata
 
     def _filled_by_forward(self, scheduled: Mapping[str, tuple[int, int]]) -> set[int]:

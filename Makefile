@@ -1,0 +1,44 @@
+# make setup | test | demo | bench: each sets up what it needs; the second time is quick.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.PHONY: setup test check demo bench lock clean
+
+setup: $(READY)
+
+$(READY): requirements/cpu.lock pyproject.toml integrations/llama-index-llms-semkv/pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed: make PYTHON=python3.12 …"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu.lock
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . -e integrations/llama-index-llms-semkv
+	@touch $@
+
+# Lint, types, then every test on real vLLM.
+test: check
+	$(RUN) -m pytest
+
+check: setup
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+
+# make demo [MODEL=folder-or-name] [DOCS=folder] [QUESTIONS=file.json]
+demo: setup
+	$(RUN) examples/query_engine.py $(if $(MODEL),--model $(MODEL)) $(if $(DOCS),--docs $(DOCS)) $(if $(QUESTIONS),--questions $(QUESTIONS))
+
+bench: setup
+	$(RUN) benchmarks/ttft.py
+	$(RUN) benchmarks/precompute.py
+	$(RUN) benchmarks/matcher.py
+
+# Pin every package again, from requirements/cpu.in. Needs uv; find-links is where a CPU build of torch is.
+lock:
+	sed 's/^torch==\(.*\)$$/torch==\1+cpu/' requirements/cpu.in | uv pip compile - --override requirements/overrides.txt \
+		--python-version 3.11 --no-annotate --no-header $(if $(FIND_LINKS),--find-links $(FIND_LINKS)) -o requirements/cpu.lock
+	sed -i 's/^\(torch==.*\)+cpu$$/\1/' requirements/cpu.lock
+
+clean:
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis

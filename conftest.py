@@ -1,0 +1,84 @@
+"""What tests share: models, and one engine for the whole session.
+
+Starting vLLM takes half a minute, so tests that can share an engine do. They keep apart by namespace:
+`namespace` is a fresh one for each test.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+# Tests that look inside the engine's process send it a function (`collective_rpc`).
+os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+
+if TYPE_CHECKING:
+    from semkv_rag.engine import Engine
+    from tests.engine.server import Server
+
+ROOT = Path(__file__).parent
+READER = ROOT / "examples" / "reader"
+
+# Small enough that several engines fit beside each other, large enough that nothing is preempted.
+ENGINE_ARGS = {
+    "dtype": "float32",
+    "max_model_len": 1024,
+    "kv_cache_memory_bytes": 256 << 20,
+    "block_size": 32,
+    "seed": 0,
+}
+
+_counter = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def reader() -> Path:
+    """The small trained model of the demo."""
+    return READER
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes a tiny random model of an architecture, once a session."""
+    from tests.tiny_models import build_tiny_model
+
+    folder = tmp_path_factory.mktemp("models")
+
+    def model(arch: str) -> Path:
+        path = folder / arch
+        return path if path.exists() else build_tiny_model(arch, path)
+
+    return model
+
+
+@pytest.fixture(scope="session")
+def engine(reader: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """The session's engine: the reader in float32, with an empty store."""
+    from semkv_rag.engine import Engine
+
+    with Engine(str(reader), store=tmp_path_factory.mktemp("store"), **ENGINE_ARGS) as engine:
+        yield engine
+
+
+@pytest.fixture
+def namespace() -> str:
+    """A namespace that no other test uses."""
+    return f"test-{next(_counter)}"
+
+
+@pytest.fixture(scope="session")
+def server(reader: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """`semkv serve` on the reader in a process of its own, with an empty store."""
+    from tests.engine.server import Server
+
+    with Server(reader, tmp_path_factory.mktemp("server")) as server:
+        yield server

@@ -1,0 +1,62 @@
+"""A look into the engine's process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from semkv_rag.engine import Engine
+from semkv_rag.reuse import ReusePlan
+
+T = TypeVar("T")
+
+
+def inside(engine: Engine, function: Callable[[Any], T]) -> T:
+    """What `function` returns of the worker, called in the worker's process."""
+    assert engine._llm is not None
+    answers: list[T] = engine._call(engine._llm.collective_rpc(function))
+    return answers[0]
+
+
+def picked_positions(engine: Engine, plan: ReusePlan) -> list[int] | None:
+    """The prompt positions that the executor picked for `plan`; None when it did not run."""
+    digest = plan.digest()
+
+    def remembered(worker: Any) -> list[int] | None:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        picked = get_kv_transfer_group().executor._blend_pass.picked.get(digest)
+        return None if picked is None else picked.tolist()
+
+    return inside(engine, remembered)
+
+
+def open_chunk_files(engine: Engine) -> list[str]:
+    """Paths of chunk files that the engine's process holds open."""
+
+    def descriptors(worker: Any) -> list[str]:
+        from contextlib import suppress
+        from pathlib import Path
+
+        links = []
+        for link in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):  # closed since it was listed
+                links.append(str(link.readlink()))
+        return [path for path in links if ".safetensors" in path]
+
+    return inside(engine, descriptors)
+
+
+def limit_file_size(engine: Engine, size_bytes: int) -> None:
+    """Let the engine's process write no file beyond this size: writing fails as on a full disk.
+
+    -1 takes the limit away.
+    """
+
+    def limit(worker: Any) -> None:
+        import resource
+
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+
+    inside(engine, limit)

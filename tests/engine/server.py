@@ -1,0 +1,94 @@
+"""`semkv serve` in a process of its own, for tests that speak HTTP with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+START_SECONDS = 240
+
+
+class Server:
+    """Started on entering, ended on leaving.
+
+    Attributes:
+        base_url: for OpenAI clients.
+        store: the folder of its store.
+        model: the name that requests use.
+        api_key: of the namespace `default`; `tenant_key` of the namespace `tenant`.
+    """
+
+    api_key = "key-of-default"
+    tenant_key = "key-of-tenant"
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        self.model = str(model)
+        self.store = folder / "store"
+        self._log = folder / "log"
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        self.base_url = f"http://127.0.0.1:{self._port}/v1"
+        keys = folder / "keys.json"
+        keys.write_text(json.dumps({self.api_key: "default", self.tenant_key: "tenant"}))
+        self._command = [
+            *(sys.executable, "-m", "semkv_rag.cli", "serve", self.model),
+            *("--store", str(self.store), "--api-key-namespaces", str(keys)),
+            *("--host", "127.0.0.1", "--port", str(self._port)),
+            *("--dtype", "float32", "--max-model-len", "1024"),
+            *("--kv-cache-memory-bytes", str(256 << 20), "--block-size", "32", "--seed", "0"),
+        ]
+
+    def __enter__(self) -> Self:
+        self._output = self._log.open("wb")
+        self._process = subprocess.Popen(
+            self._command,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "VLLM_LOGGING_LEVEL": "WARNING"},
+            start_new_session=True,
+        )
+        try:
+            self._wait()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def _wait(self) -> None:
+        until = time.monotonic() + START_SECONDS
+        health = self.base_url.removesuffix("/v1") + "/health"
+        while time.monotonic() < until and self._process.poll() is None:
+            try:
+                if httpx.get(health, timeout=5).status_code == 200:
+                    return
+            except httpx.TransportError:
+                time.sleep(0.2)
+        raise RuntimeError(f"the server did not start:\n{self._log.read_text()[-4000:]}")
+
+    def _end(self) -> None:
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._output.close()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end()

@@ -1,0 +1,131 @@
+"""The blend equals plain-PyTorch references that share no code with it: rows and logprobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from conftest import ENGINE_ARGS
+from semkv_rag.config import ReuseOptions
+from semkv_rag.engine import Completion, Engine
+from semkv_rag.reuse import ReusePlan, Span, make_plan
+from tests.engine.answers import blended
+from tests.engine.chunks import Stored, Tokens, random_tokens, store_chunks
+from tests.engine.inside import picked_positions
+from tests.reference import ReferenceModel, StoredKV, masked
+
+HEAD = random_tokens(900, 21)
+
+
+@dataclass
+class Pair:
+    """An engine and the reference, with the same chunks stored."""
+
+    engine: Engine
+    reference: ReferenceModel
+    chunks: list[Stored]
+    stored: Mapping[str, StoredKV]
+
+
+# One on vLLM's own class, one on the Transformers backend with rotation of half the dimensions.
+@pytest.fixture(scope="module", params=["qwen3", "glm"])
+def pair(
+    request: pytest.FixtureRequest,
+    tiny_model: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Pair]:
+    folder = tiny_model(request.param)
+    store = tmp_path_factory.mktemp("store")
+    with Engine(str(folder), store=store, **ENGINE_ARGS) as engine:
+        tokens = [random_tokens(seed, 50 + 7 * seed) for seed in range(5)]
+        chunks = store_chunks(engine, tokens[:4], namespace="default")
+        chunks += store_chunks(engine, tokens[4:], namespace="default", context=HEAD)
+        reference = ReferenceModel(folder)
+        stored = {chunk.id: reference.stored(chunk.context, chunk.tokens) for chunk in chunks}
+        yield Pair(engine, reference, chunks, stored)
+
+
+def scattered(chunks: list[Stored]) -> tuple[Tokens, list[Span]]:
+    """Chunks 2, 0, a part of 1 and 2 again, with text around them."""
+    prompt, spans = random_tokens(901, 6), []
+    for chunk, src, length in (
+        (chunks[2], 0, 64),
+        (chunks[0], 0, 50),
+        (chunks[1], 11, 40),
+        (chunks[2], 0, 64),
+    ):
+        spans.append(chunk.at(len(prompt), src=src, length=length))
+        prompt = prompt + chunk.tokens[src : src + length] + random_tokens(902 + len(spans), 3)
+    return prompt + random_tokens(910, 8), spans
+
+
+def behind_head(chunks: list[Stored]) -> tuple[Tokens, list[Span]]:
+    """Chunk 4 behind the head it was stored behind (exact), then two others."""
+    exact = Span(chunks[4].id, 0, len(HEAD), len(chunks[4].tokens), base=len(HEAD), exact=True)
+    prompt, spans = HEAD + chunks[4].tokens, [exact]
+    for chunk in (chunks[3], chunks[1]):
+        spans.append(chunk.at(len(prompt)))
+        prompt = prompt + chunk.tokens
+    return prompt + random_tokens(911, 8), spans
+
+
+PROMPTS = {"scattered": scattered, "behind head": behind_head}
+
+
+def ask(pair: Pair, prompt: str, **options: object) -> tuple[Completion, Tokens, ReusePlan]:
+    tokens, spans = PROMPTS[prompt](pair.chunks)
+    plan = make_plan(spans, len(tokens), ReuseOptions(**options))  # type: ignore[arg-type]
+    assert plan is not None
+    pair.engine.reset_prefix_cache()
+    answer = blended(pair.engine, tokens, **options)
+    # The matcher found the spans that the test had in mind.
+    assert answer.report.chunk_ids == tuple(span.chunk_id for span in plan.spans)
+    assert answer.report.reused_tokens == plan.reused_tokens
+    assert answer.report.exact_tokens == plan.exact_tokens
+    return answer, tokens, plan
+
+
+def assert_logprobs(answer: Completion, expected: torch.Tensor) -> None:
+    assert answer.logprobs is not None
+    for token, logprob in answer.logprobs[0].items():
+        assert abs(logprob - float(expected[token])) <= 1e-4
+    assert answer.token_ids[0] == int(expected.argmax())
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_none_is_block_diagonal_attention(pair: Pair, prompt: str) -> None:
+    answer, tokens, plan = ask(pair, prompt, selector="none")
+    expected = masked(pair.reference, tokens, plan, pair.stored)
+    assert_logprobs(answer, expected)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("check_layer", [1, 2])
+@pytest.mark.parametrize("ratio", [0.0, 0.05, 0.15, 0.5, 0.95])
+def test_kv_deviation_is_cacheblend(
+    pair: Pair, prompt: str, ratio: float, check_layer: int
+) -> None:
+    answer, tokens, plan = ask(pair, prompt, ratio=ratio, check_layer=check_layer)
+    expected = pair.reference.blend(tokens, plan, pair.stored)
+    assert picked_positions(pair.engine, plan) == list(expected.picked)
+    assert answer.report.recomputed_tokens == len(expected.picked)
+    assert_logprobs(answer, expected.logprobs)
+
+
+@pytest.mark.parametrize("ratio", [0.05, 0.3])
+def test_chunk_head_picks_the_first_tokens_of_each_chunk(pair: Pair, ratio: float) -> None:
+    answer, tokens, plan = ask(pair, "scattered", selector="chunk_head", ratio=ratio)
+    expected = pair.reference.blend(tokens, plan, pair.stored)
+    assert answer.report.recomputed_tokens == len(expected.picked) > 0
+    assert_logprobs(answer, expected.logprobs)
+
+
+def test_random_picks_the_same_tokens_for_the_same_plan(pair: Pair) -> None:
+    first, _, plan = ask(pair, "scattered", selector="random", ratio=0.3)
+    again, _, _ = ask(pair, "scattered", selector="random", ratio=0.3)
+    assert first.report.recomputed_tokens == round(0.3 * plan.reused_tokens)
+    assert first.logprobs == again.logprobs

@@ -1,0 +1,187 @@
+"""Many requests at once on a cache that is too small for them: preemption, chunked prefill, aborts.
+
+Every request must answer as it does alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import ENGINE_ARGS
+from semkv_rag.config import ReuseOptions
+from semkv_rag.engine import Completion, Engine
+from semkv_rag.engine.completion import join
+from tests.engine.answers import assert_same
+from tests.engine.chunks import Tokens, random_tokens, store_chunks
+from tests.engine.inside import inside, open_chunk_files
+
+SAMPLING = {"temperature": 0.0, "max_tokens": 24, "logprobs": 5, "ignore_eos": True}
+REQUESTS = 32
+
+
+@dataclass
+class Crowd:
+    engine: Engine
+    prompts: list[Tokens]
+    options: list[ReuseOptions]
+
+
+@pytest.fixture(scope="module")
+def crowd(
+    tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Crowd]:
+    args = {
+        **ENGINE_ARGS,
+        # 40 blocks of 32 tokens: about four of the requests below fit at a time.
+        "num_gpu_blocks_override": 40,
+        "block_size": 32,
+        "max_num_batched_tokens": 128,
+        "max_num_seqs": 16,
+    }
+    store = tmp_path_factory.mktemp("store")
+    with Engine(str(tiny_model("qwen3")), store=store, **args) as engine:
+        tokens = [random_tokens(seed, 70 + seed) for seed in range(6)]
+        chunks = store_chunks(engine, tokens, namespace="default")
+        prompts, options = [], []
+        for index in range(REQUESTS):
+            own = [chunks[(index + k) % 6].tokens for k in range(index % 3 + 1)]
+            between = random_tokens(100 + index, 4)
+            prompt = [token for chunk in own for token in [*chunk, *between]]
+            prompts.append(prompt + random_tokens(200 + index, 7))
+            options.append(
+                [
+                    ReuseOptions(ratio=0.2),
+                    ReuseOptions(enabled=False),
+                    ReuseOptions(selector="none"),
+                    ReuseOptions(selector="random", ratio=0.3),
+                ][index % 4]
+            )
+        count_preemptions(engine)
+        yield Crowd(engine, prompts, options)
+
+
+@pytest.fixture(scope="module")
+def alone(crowd: Crowd) -> list[Completion]:
+    """Each request's answer with the engine to itself and nothing cached."""
+    answers = []
+    for prompt, options in zip(crowd.prompts, crowd.options, strict=True):
+        crowd.engine.reset_prefix_cache()
+        answers.append(crowd.engine.generate(prompt, sampling=SAMPLING, reuse=options))
+    return answers
+
+
+def count_preemptions(engine: Engine) -> None:
+    """Have vLLM's scheduler count how often it preempts a request."""
+
+    def install(worker: Any) -> None:
+        from vllm.v1.core.sched.scheduler import Scheduler
+
+        preempt = Scheduler._preempt_request
+        Scheduler.preempted = 0
+
+        def counting(self: Any, *arguments: Any, **options: Any) -> Any:
+            Scheduler.preempted += 1
+            return preempt(self, *arguments, **options)
+
+        Scheduler._preempt_request = counting
+
+    inside(engine, install)
+
+
+def preempted(engine: Engine) -> int:
+    """How often a request was preempted since `count_preemptions`."""
+
+    def count(worker: Any) -> int:
+        from vllm.v1.core.sched.scheduler import Scheduler
+
+        return int(Scheduler.preempted)
+
+    return inside(engine, count)
+
+
+async def test_everybody_answers_as_alone(crowd: Crowd, alone: list[Completion]) -> None:
+    crowd.engine.reset_prefix_cache()
+
+    async def ask(index: int) -> Completion:
+        prompt, options = crowd.prompts[index], crowd.options[index]
+        if index % 5:
+            return await crowd.engine.agenerate(prompt, sampling=SAMPLING, reuse=options)
+        parts = [
+            part async for part in crowd.engine.astream(prompt, sampling=SAMPLING, reuse=options)
+        ]
+        assert len(parts) > 1
+        return join(parts)
+
+    before = preempted(crowd.engine)
+    answers = await asyncio.gather(*(ask(index) for index in range(REQUESTS)))
+    assert preempted(crowd.engine) > before, "the cache was large enough for everybody"
+    for answer, right in zip(answers, alone, strict=True):
+        assert answer.report.kv_cache == right.report.kv_cache
+        assert_same(answer, right)
+    assert open_chunk_files(crowd.engine) == []
+
+
+def test_from_many_threads(crowd: Crowd, alone: list[Completion]) -> None:
+    answers: dict[int, Completion] = {}
+
+    def ask(index: int) -> None:
+        answers[index] = crowd.engine.generate(
+            crowd.prompts[index], sampling=SAMPLING, reuse=crowd.options[index]
+        )
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    for index in range(16):
+        assert_same(answers[index], alone[index])
+
+
+async def test_aborted_requests_leave_the_others_alone(
+    crowd: Crowd, alone: list[Completion]
+) -> None:
+    crowd.engine.reset_prefix_cache()
+    tasks = [
+        asyncio.create_task(
+            crowd.engine.agenerate(
+                crowd.prompts[index], sampling=SAMPLING, reuse=crowd.options[index]
+            )
+        )
+        for index in range(REQUESTS)
+    ]
+    await asyncio.sleep(0.05)
+    for task in tasks[::3]:
+        task.cancel()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    for index, answer in enumerate(answers):
+        if index % 3 == 0 and isinstance(answer, asyncio.CancelledError):
+            continue
+        assert isinstance(answer, Completion)
+        assert_same(answer, alone[index])
+    # Nothing is left behind: the engine answers as ever.
+    again = await crowd.engine.agenerate(
+        crowd.prompts[0], sampling=SAMPLING, reuse=crowd.options[0]
+    )
+    assert_same(again, alone[0])
+
+
+async def test_a_stream_that_is_left_is_aborted(crowd: Crowd, alone: list[Completion]) -> None:
+    async for _ in crowd.engine.astream(
+        crowd.prompts[2], sampling={**SAMPLING, "max_tokens": 400}, reuse=crowd.options[2]
+    ):
+        break
+    for part in crowd.engine.stream(
+        crowd.prompts[2], sampling={**SAMPLING, "max_tokens": 400}, reuse=crowd.options[2]
+    ):
+        assert part.token_ids
+        break
+    answer = crowd.engine.generate(crowd.prompts[2], sampling=SAMPLING, reuse=crowd.options[2])
+    assert_same(answer, alone[2])

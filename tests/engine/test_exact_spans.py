@@ -1,0 +1,48 @@
+"""Chunks that stand behind the very context they were computed behind are reused as they are."""
+
+from __future__ import annotations
+
+from semkv_rag.engine import Engine
+from tests.engine.answers import assert_same, blended, plain
+from tests.engine.chunks import random_tokens, store_chunks
+
+HEAD = random_tokens(700, 45)
+QUESTION = random_tokens(701, 10)
+
+
+def test_a_chunk_behind_its_head_is_exact(engine: Engine, namespace: str) -> None:
+    chunk = store_chunks(engine, [random_tokens(1, 150)], namespace=namespace, context=HEAD)[0]
+    prompt = HEAD + chunk.tokens + QUESTION
+    answer = blended(engine, prompt, namespace=namespace, selector="none")
+    assert answer.report.exact_tokens == 150
+    assert answer.report.reused_tokens == answer.report.recomputed_tokens == 0
+    assert_same(answer, plain(engine, prompt))
+
+
+def test_a_chain_of_chunks_each_behind_the_ones_before(engine: Engine, namespace: str) -> None:
+    prompt = list(HEAD)
+    for seed in (1, 2, 3):
+        tokens = random_tokens(seed, 60)
+        store_chunks(engine, [tokens], namespace=namespace, context=prompt)
+        prompt = prompt + tokens
+    answer = blended(engine, prompt + QUESTION, namespace=namespace)
+    assert answer.report.exact_tokens == 180
+    assert answer.report.recomputed_tokens == 0
+    assert_same(answer, plain(engine, prompt + QUESTION))
+
+
+def test_the_same_chunk_behind_another_head_is_not_exact(engine: Engine, namespace: str) -> None:
+    chunk = store_chunks(engine, [random_tokens(1, 150)], namespace=namespace, context=HEAD)[0]
+    other = [*HEAD[:-1], HEAD[-1] + 1]
+    answer = blended(engine, other + chunk.tokens + QUESTION, namespace=namespace)
+    assert answer.report.exact_tokens == 0
+    assert answer.report.reused_tokens == 150
+
+
+def test_a_prompt_that_ends_with_the_chunk_leaves_its_last_token(
+    engine: Engine, namespace: str
+) -> None:
+    chunk = store_chunks(engine, [random_tokens(1, 150)], namespace=namespace)[0]
+    answer = blended(engine, chunk.tokens, namespace=namespace)
+    assert answer.report.exact_tokens == 149
+    assert_same(answer, plain(engine, chunk.tokens))

@@ -1,0 +1,100 @@
+"""vLLM's prefix cache stays on and stays exact, whatever was blended before."""
+
+from __future__ import annotations
+
+from semkv_rag.config import ReuseOptions
+from semkv_rag.engine import Completion, Engine
+from tests.engine.answers import SAMPLING, assert_same, blended, plain
+from tests.engine.chunks import Stored, Tokens, random_tokens, store_chunks
+
+HEAD = random_tokens(800, 70)
+QUESTION = random_tokens(801, 12)
+
+
+def ordinary(engine: Engine, prompt: Tokens) -> Completion:
+    """A request without reuse that may read the prefix cache."""
+    return engine.generate(prompt, sampling=SAMPLING, reuse=ReuseOptions(enabled=False))
+
+
+def three_chunks(engine: Engine, namespace: str) -> list[Stored]:
+    return store_chunks(engine, [random_tokens(s, 90) for s in (1, 2, 3)], namespace=namespace)
+
+
+def prompt_of(chunks: list[Stored]) -> Tokens:
+    return HEAD + [token for chunk in chunks for token in chunk.tokens] + QUESTION
+
+
+def test_ordinary_requests_after_any_mix_of_blends(engine: Engine) -> None:
+    # The default namespace: only there could blends and ordinary requests share blocks at all.
+    chunks = three_chunks(engine, "default")
+    prompts = [prompt_of(chunks), prompt_of(chunks[::-1])]
+    expected = [plain(engine, prompt) for prompt in prompts]
+    engine.reset_prefix_cache()
+    for prompt in prompts:
+        for options in (
+            {"ratio": 0.15},
+            {"selector": "none"},
+            {"ratio": 0.5, "check_layer": 2},
+            {"selector": "random", "ratio": 0.4},
+        ):
+            blended(engine, prompt, **options)
+    answers = [ordinary(engine, prompt) for prompt in prompts]
+    for answer, right in zip(answers, expected, strict=True):
+        # The head is exact, so its blocks are shared with the blends; nothing behind it is.
+        assert 0 < answer.report.cached_tokens <= len(HEAD)
+        assert_same(answer, right)
+
+
+def test_a_blend_never_sees_blocks_of_another_plan(engine: Engine, namespace: str) -> None:
+    prompt = prompt_of(three_chunks(engine, namespace))
+    plans = [
+        {"ratio": 0.1, "namespace": namespace},
+        {"ratio": 0.4, "namespace": namespace},
+        {"selector": "none", "namespace": namespace},
+        {"ratio": 0.1, "check_layer": 3, "namespace": namespace},
+    ]
+    alone = []
+    for plan in plans:
+        engine.reset_prefix_cache()
+        alone.append(blended(engine, prompt, **plan))
+    engine.reset_prefix_cache()
+    together = [blended(engine, prompt, **plan) for plan in plans]
+    assert len({answer.logprobs[0].__repr__() for answer in alone if answer.logprobs}) == len(plans)
+    for one, other in zip(alone, together, strict=True):
+        assert other.report.cached_tokens <= len(HEAD)
+        assert_same(one, other)
+
+
+def test_the_same_plan_again_is_a_prefix_hit(engine: Engine, namespace: str) -> None:
+    prompt = prompt_of(three_chunks(engine, namespace))
+    first = blended(engine, prompt, namespace=namespace)
+    again = blended(engine, prompt, namespace=namespace)
+    assert again.report.cached_tokens > len(HEAD) + 200
+    assert_same(first, again)
+
+
+def test_a_plan_half_in_the_prefix_cache_picks_the_same_tokens(
+    engine: Engine, namespace: str
+) -> None:
+    """The first blocks come from the cache; the others must be what they were the first time."""
+    chunks = three_chunks(engine, namespace)
+    prompt = prompt_of(chunks)
+    first = blended(engine, prompt, namespace=namespace)
+    # Another end, the same plan up to the question: all its blocks but the last are in the cache.
+    other = blended(engine, [*prompt[:-12], *random_tokens(802, 12)], namespace=namespace)
+    assert other.report.cached_tokens > len(HEAD)
+    engine.reset_prefix_cache()
+    alone = blended(engine, [*prompt[:-12], *random_tokens(802, 12)], namespace=namespace)
+    assert_same(other, alone)
+    assert first.report.reused_tokens == other.report.reused_tokens
+
+
+def test_namespaces_share_no_blocks(engine: Engine, namespace: str) -> None:
+    """How fast an answer comes must not tell what another tenant has asked."""
+    prompt = random_tokens(803, 200)
+    ordinary(engine, prompt)
+    assert ordinary(engine, prompt).report.cached_tokens > 100
+    options = ReuseOptions(enabled=False, namespace=namespace)
+    answer = engine.generate(prompt, sampling=SAMPLING, reuse=options)
+    assert answer.report.cached_tokens == 0
+    assert engine.generate(prompt, sampling=SAMPLING, reuse=options).report.cached_tokens > 100

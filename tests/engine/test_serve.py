@@ -1,0 +1,139 @@
+"""Any OpenAI client against `semkv serve`: reuse with no change on its side."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import openai
+import pytest
+
+from semkv_rag.engine import Completion, Engine
+from semkv_rag.report import ReuseReport
+from semkv_rag.store import ChunkKey, KVStore
+from tests.engine.answers import plain
+from tests.engine.chunks import Stored, Tokens, random_tokens, store_chunks
+from tests.engine.server import Server
+
+QUESTION = random_tokens(501, 10)
+FREE: dict[str, Any] = {"temperature": 0, "max_tokens": 4, "extra_body": {"ignore_eos": True}}
+
+
+def put(engine: Engine, server: Server, chunks: list[Tokens], namespace: str) -> list[Stored]:
+    """Store chunks in the running server's store, as another process does."""
+    stored = store_chunks(engine, chunks, namespace=namespace)
+    assert engine.store is not None
+    with KVStore(server.store) as store:
+        for chunk in stored:
+            source = engine.store.path(engine.fingerprint, namespace, chunk.id)
+            target = store.path(engine.fingerprint, namespace, chunk.id)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+        store.add_model(engine.fingerprint, {"name": engine.model})
+        keys = [ChunkKey(chunk.id, engine.fingerprint, namespace) for chunk in stored]
+        assert len(store.add(keys)) == len(keys)
+    return stored
+
+
+def client_of(server: Server, key: str | None = None) -> openai.OpenAI:
+    return openai.OpenAI(base_url=server.base_url, api_key=key or server.api_key, max_retries=0)
+
+
+def report_of(response: Any) -> ReuseReport:
+    return ReuseReport.from_mapping(response.model_extra["kv_transfer_params"]["semkv"])
+
+
+def text_of(completion: Completion, engine: Engine) -> str:
+    return str(engine.tokenizer.decode(completion.token_ids))
+
+
+def test_an_unmodified_client_gets_reuse_and_the_same_answer(
+    engine: Engine, server: Server
+) -> None:
+    stored = put(engine, server, [random_tokens(s, 90) for s in (11, 12)], "default")
+    prompt = stored[0].tokens + QUESTION
+    response = client_of(server).completions.create(model=server.model, prompt=prompt, **FREE)
+    report = report_of(response)
+    assert report.kv_cache == "hit"
+    assert report.exact_tokens == 90
+    assert report.chunk_ids == (stored[0].id,)
+    expected = plain(engine, prompt, logprobs=None)
+    assert response.choices[0].text.split() == text_of(expected, engine).split()
+
+
+def test_options_of_a_request(engine: Engine, server: Server) -> None:
+    stored = put(engine, server, [random_tokens(s, 90) for s in (13, 14)], "default")
+    prompt = stored[1].tokens + stored[0].tokens + QUESTION
+
+    def ask(**options: Any) -> ReuseReport:
+        body = {"ignore_eos": True, "kv_transfer_params": {"semkv": options}}
+        response = client_of(server).completions.create(
+            model=server.model, prompt=prompt, temperature=0, max_tokens=2, extra_body=body
+        )
+        return report_of(response)
+
+    assert ask(ratio=0.5, selector="chunk_head").recomputed_tokens == 45
+    assert ask(selector="none").recomputed_tokens == 0
+    assert ask(enabled=False).kv_cache == "skip"
+    for wrong, words in (
+        ({"ratio": 2}, "from 0 to 1"),
+        ({"selector": "best"}, "kv_deviation"),
+        ({"namespace": "tenant"}, "comes from the server"),
+        ({"capture": {}}, "unknown option"),
+        ({"speed": 1}, "unknown option"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=words):
+            ask(**wrong)
+
+
+def test_the_namespace_follows_the_api_key(engine: Engine, server: Server) -> None:
+    mine = put(engine, server, [random_tokens(15, 90)], "tenant")[0]
+    prompt = random_tokens(502, 5) + mine.tokens + QUESTION
+    ask: dict[str, Any] = {"model": server.model, "prompt": prompt, **FREE}
+    tenant = report_of(client_of(server, server.tenant_key).completions.create(**ask))
+    other = report_of(client_of(server).completions.create(**ask))
+    assert tenant.chunk_ids == (mine.id,)
+    assert other.kv_cache == "miss"
+    assert other.chunk_ids == ()
+    assert other.cached_tokens == 0
+    with pytest.raises(openai.AuthenticationError):
+        client_of(server, "no key").completions.create(**ask)
+
+
+def test_no_other_way_to_a_namespace(engine: Engine, server: Server) -> None:
+    mine = put(engine, server, [random_tokens(16, 90)], "tenant")[0]
+    prompt = mine.tokens + QUESTION
+    wishes = {"kv_transfer_params": {"semkv": {"namespace": "tenant"}}}
+    for body in ({"vllm_xargs": wishes}, wishes):
+        with pytest.raises(openai.BadRequestError):
+            client_of(server).completions.create(
+                model=server.model, prompt=prompt, max_tokens=1, extra_body=body
+            )
+    with pytest.raises(openai.BadRequestError):
+        client_of(server).post("/tokenize", body={"prompt": "x", **wishes}, cast_to=dict[str, Any])
+
+
+def test_a_stream_ends_with_the_report(engine: Engine, server: Server) -> None:
+    stored = put(engine, server, [random_tokens(17, 90)], "default")[0]
+    ask: dict[str, Any] = {
+        "model": server.model,
+        "prompt": random_tokens(503, 3) + stored.tokens + QUESTION,
+        **FREE,
+    }
+    whole = client_of(server).completions.create(**ask)
+    chunks = list(client_of(server).completions.create(stream=True, **ask))
+    text = "".join(choice.text for chunk in chunks for choice in chunk.choices)
+    assert text == whole.choices[0].text
+    assert report_of(chunks[-1]).chunk_ids == (stored.id,)
+    assert sum("kv_transfer_params" in (chunk.model_extra or {}) for chunk in chunks) == 1
+
+
+def test_chat(server: Server) -> None:
+    response = client_of(server).chat.completions.create(
+        model=server.model,
+        messages=[{"role": "user", "content": "Question : who leads Tre klim ? Answer :"}],
+        max_tokens=2,
+        temperature=0,
+    )
+    assert response.choices[0].message.content
+    assert report_of(response).reason == "no stored chunk was found in the prompt"

@@ -1,0 +1,71 @@
+"""What cannot be served with reuse runs as plain vLLM, with one notice at start-up that says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import ENGINE_ARGS
+from semkv_rag.corpus.capture import CaptureItem
+from semkv_rag.engine import Engine
+from semkv_rag.errors import EngineError
+from semkv_rag.reuse import token_array
+from tests.engine.answers import SAMPLING, assert_same
+from tests.engine.chunks import random_tokens
+
+NOTICE = "semkv: this model is answered without reuse"
+
+CASES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "MLA": ("deepseek_v2", {}, "MLA"),
+    "sliding windows": ("mistral_sliding", {}, "sliding window of 64"),
+    "hybrid cache groups": ("gemma3_sliding", {}, "sliding window of 64"),
+    "learned positions": ("gpt2", {}, "positions are not relative"),
+    "LoRA": ("qwen3", {"enable_lora": True, "max_lora_rank": 8}, "LoRA is on"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_runs_plain(
+    case: str,
+    tiny_model: Callable[[str], Path],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    arch, arguments, words = CASES[case]
+    model = str(tiny_model(arch))
+    prompt = random_tokens(1, 150)
+    with Engine(model, **ENGINE_ARGS) as plain:
+        expected = plain.generate(prompt, sampling=SAMPLING)
+        assert plain.gate.reason == "no store was given"
+    capfd.readouterr()
+    with Engine(model, store=tmp_path, **ENGINE_ARGS, **arguments) as engine:
+        assert not engine.gate.servable
+        assert engine.gate.reason is not None
+        assert words in engine.gate.reason
+        answer = engine.generate(prompt, sampling=SAMPLING)
+        assert_same(answer, expected)
+        assert answer.report.kv_cache == "skip"
+        assert answer.report.reason is not None
+        assert words in answer.report.reason
+        item = CaptureItem("0" * 64, "default", "document", token_array(prompt), token_array([]))
+        with pytest.raises(EngineError, match="cannot be served with reuse"):
+            engine.capture([item])
+    output = capfd.readouterr()
+    assert (output.out + output.err).count(NOTICE) == 1
+
+
+def test_pipeline_parallel_is_an_obstacle(reader: Path) -> None:
+    """Two processes for one tiny model would say no more than the configuration does."""
+    from semkv_rag.config import ReuseOptions
+    from semkv_rag.engine.launch import resolve, transfer_config
+
+    transfer = transfer_config(
+        Path("store"), index_url=None, reuse=ReuseOptions(), request_namespace=True
+    )
+    arguments = {**ENGINE_ARGS, "pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}
+    config, obstacle = resolve(str(reader), arguments, transfer)
+    assert obstacle == "pipeline parallel is on"
+    assert config.kv_transfer_config is None
