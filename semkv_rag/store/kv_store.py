@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from sqlalchemy import URL
+
 from semkv_rag.errors import StoreError
 from semkv_rag.reuse.tokens import StoredTokens
 from semkv_rag.store import layout
@@ -63,7 +65,8 @@ class KVStore:
         read_only: bool = False,
     ) -> None:
         self.root = Path(root).absolute()
-        self.index_url = index_url or f"sqlite:///{self.root / 'index.sqlite'}"
+        own_index = URL.create("sqlite", database=str(self.root / "index.sqlite"))
+        self.index_url = index_url or str(own_index)
         try:
             if not read_only:
                 self.root.mkdir(parents=True, exist_ok=True)
@@ -72,7 +75,7 @@ class KVStore:
                 f"the store cannot be made at {self.root}: {error.strerror}"
             ) from error
         self.read_only = read_only or not os.access(self.root, os.W_OK)
-        self._database = Database(self.index_url, read_only=self.read_only)
+        self._database = Database(index_url or own_index, read_only=self.read_only)
         self._contents = Contents(self.root, self._database)
 
     def __repr__(self) -> str:
@@ -217,8 +220,7 @@ class KVStore:
         Models' descriptions and sources stand only in the index: when it was lost they come back
         with the next precompute, which finds the chunks and computes nothing.
         """
-        if not self.read_only:
-            self._database.create()
+        self._database.create()
         return verify(self._database, self._contents, repair=True, tensors=False, progress=progress)
 
     def close(self) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import numpy as np
+from sqlalchemy import Connection
 
 from semkv_rag.errors import ChunkFileError, StoreError
 from semkv_rag.reuse.tokens import StoredTokens
@@ -36,6 +37,8 @@ def verify(
     progress: Callable[[int, int], None] | None,
 ) -> VerifyReport:
     """What `KVStore.verify` and, without reading the tensors, `KVStore.rebuild_index` do."""
+    if repair:
+        database.require_writing()
     run = _Run(database, contents, repair=repair, tensors=tensors, progress=progress)
     run.check_promises()
     run.check_files()
@@ -114,25 +117,42 @@ class _Run:
 
     def _check_promise(self, record: ChunkRecord, stored: Mapping[str, StoredTokens]) -> None:
         paths = self._contents.paths(record, record.ranks)
-        seen = [identity(path) for path in paths]
-        for rank, path in enumerate(paths):
-            try:
-                header, size = self._read(path, record, rank)
-            except (StoreError, OSError) as error:
-                kind, text = "damaged" if seen[rank] else "missing", str(error)
-            else:
-                self.bytes += size
-                tokens = stored.get(record.id)
-                if tokens is None or _same_tokens(tokens, header):
-                    continue
-                kind, text = "damaged", "the index holds other tokens than its file"
-            with self._database.reading() as connection:
+        while True:
+            seen = [identity(path) for path in paths]
+            found = self._broken_rank(record, paths, stored.get(record.id))
+            if found is None:
+                return
+            with self._checking() as connection:
                 if not chunks.present(connection, [record.id]):
                     return  # it was evicted meanwhile
-            self._problem(kind, path, text)
-            if self._repair:
-                self._take_back(record, paths, seen)
+                if [identity(path) for path in paths] != seen:
+                    continue  # it was written again
+                if self._repair:
+                    # The files are left to `check_files`, as files that the index does not know.
+                    self._contents.drop(connection, [record])
+            rank, text = found
+            self._problem("damaged" if seen[rank] else "missing", paths[rank], text)
             return
+
+    def _broken_rank(
+        self, record: ChunkRecord, paths: Sequence[Path], stored: StoredTokens | None
+    ) -> tuple[int, str] | None:
+        """The first of a chunk's files that is not as promised, and why."""
+        size = 0
+        for rank, path in enumerate(paths):
+            try:
+                header, bytes_ = self._read(path, record, rank)
+            except (StoreError, OSError) as error:
+                return rank, str(error)
+            if stored is not None and not _same_tokens(stored, header):
+                return rank, "the index holds other tokens than its file"
+            size += bytes_
+        self.bytes += size
+        return None
+
+    def _checking(self) -> AbstractContextManager[Connection]:
+        """What is seen in this transaction is not changed by others, when we may lock them out."""
+        return self._database.reading() if self._database.read_only else self._database.writing()
 
     def _read(self, path: Path, record: ChunkRecord, rank: int) -> tuple[ChunkHeader, int]:
         with ChunkFile(path, model=record.model, chunk_id=record.id) as file:
@@ -144,14 +164,6 @@ class _Run:
             if self._tensors:
                 file.verify()
             return header, file.size_bytes
-
-    def _take_back(
-        self, record: ChunkRecord, paths: Sequence[Path], seen: Sequence[object]
-    ) -> None:
-        """Drop a promise that is not kept; the files are looked at as such afterwards."""
-        with self._database.writing() as connection:
-            if [identity(path) for path in paths] == seen:  # nobody wrote it again
-                self._contents.drop(connection, [record])
 
     def _check_orphan(self, path: Path) -> ChunkKey | None:
         """The chunk to promise, when this is the first file of one that is whole."""

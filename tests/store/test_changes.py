@@ -58,9 +58,7 @@ def test_another_store_object_sees_them(
         assert other.changes(made.MODEL, last).entries == [Change("default", id_, True)]
 
 
-def test_who_is_too_far_behind_starts_anew(
-    store: KVStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_too_far_behind_starts_anew(store: KVStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "_KEPT", 5)
     ids = [made.put(store, 0)]
     early = store.changes(made.MODEL, 0).last

@@ -118,7 +118,9 @@ def test_thousands_at_once(store: KVStore) -> None:
 
 def test_models_say_what_they_stand_for(store: KVStore) -> None:
     made.put(store, 1)
-    assert [(model.fingerprint, model.description) for model in store.models()] == [(made.MODEL, {})]
+    assert [(model.fingerprint, model.description) for model in store.models()] == [
+        (made.MODEL, {})
+    ]
     store.add_model(made.MODEL, {"name": "tiny", "dtype": "bfloat16"})
     store.add_model("other", {"name": "other"})
     assert {model.fingerprint: model.description for model in store.models()} == {

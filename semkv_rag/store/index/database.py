@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sqlite3
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from sqlalchemy import (
+    URL,
     Connection,
     create_engine,
     event,
@@ -46,24 +48,21 @@ class Database:
         StoreVersionError: a newer version wrote it.
     """
 
-    def __init__(self, url: str, *, read_only: bool) -> None:
+    def __init__(self, url: str | URL, *, read_only: bool) -> None:
         self.read_only = read_only
         self._closed = False
-        try:
+        self._file: Path | None = None
+        with self._errors("opened"):
             parsed = make_url(url)
-        except SQLAlchemyError as error:
-            raise StoreError(f"the index URL cannot be used: {error}") from error
-        self._file = sqlite.database_file(parsed)
-        if self._file is not None:
-            self._engine = sqlite.engine(self._file, read_only=read_only)
-            self._reader = self._engine
-        else:
-            with self._errors("opened"):
+            self._file = sqlite.database_file(parsed)
+            if self._file is not None:
+                self._engine = sqlite.engine(self._file, read_only=read_only)
+            else:
                 self._engine = create_engine(parsed, pool_pre_ping=True)
-            self._reader = self._engine
-            if self._engine.dialect.name == "postgresql":
-                # Reads of several statements see one state, as they do in SQLite.
-                self._reader = self._engine.execution_options(isolation_level="REPEATABLE READ")
+        self._reader = self._engine
+        if self._engine.dialect.name == "postgresql":
+            # Reads of several statements see one state, as they do in SQLite.
+            self._reader = self._engine.execution_options(isolation_level="REPEATABLE READ")
         event.listen(self._engine, "connect", _remember_process)
         event.listen(self._engine, "checkout", _check_process)
         self._writer = self._engine.execution_options(semkv_write="durable")
@@ -88,15 +87,20 @@ class Database:
             durable: it is on disk when this returns (SQLite; others do as they are set up). False is
                 for what may be lost in a power cut.
         """
-        if self.read_only:
-            raise StoreError("the store is open for reading only")
+        self.require_writing()
         writer = self._writer if durable else self._lazy_writer
         with self._errors("written"), writer.begin() as connection:
             connection.execute(select(schema.feed.c.last).with_for_update())
             yield connection
 
+    def require_writing(self) -> None:
+        """Raise StoreError when this only reads."""
+        if self.read_only:
+            raise StoreError("the store is open for reading only")
+
     def create(self) -> None:
         """Make the index or bring it up to date; safe when several processes do so at once."""
+        self.require_writing()
         with self._errors("created"), self._creation_lock():
             if self._file is not None:
                 sqlite.create(self._file)
@@ -135,7 +139,7 @@ class Database:
             raise StoreError("the store is closed")
         try:
             yield
-        except (SQLAlchemyError, OSError) as error:
+        except (SQLAlchemyError, sqlite3.Error, OSError) as error:
             if self._file is not None and not self._file.exists():
                 reason = f"{self._file.name} is gone; `rebuild_index` makes it from the chunk files"
             else:
