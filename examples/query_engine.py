@@ -25,11 +25,13 @@ from typing import Any
 
 from llama_index.core import PromptTemplate, Settings
 from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.bridge.pydantic import Field
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.events.llm import LLMChatEndEvent, LLMCompletionEndEvent
 from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.llms.semkv import SemKV
 from retrieval import make_nodes, make_retriever
 from rich.console import Console
@@ -97,12 +99,14 @@ class Result:
 class ModelCalls(BaseEventHandler):
     """Collects what the model says of each call; query engines pass on nothing but the text."""
 
-    calls: list[tuple[ReuseReport, float]] = []
+    calls: list[tuple[ReuseReport, float]] = Field(default_factory=list)
 
     def handle(self, event: BaseEvent, **kwargs: Any) -> None:
-        if isinstance(event, LLMChatEndEvent | LLMCompletionEndEvent) and event.response:
-            report = ReuseReport.from_mapping(event.response.additional_kwargs["semkv"])
-            self.calls.append((report, event.response.raw["ttft_ms"]))
+        if isinstance(event, LLMChatEndEvent | LLMCompletionEndEvent):
+            response = event.response
+            assert response is not None and response.raw is not None  # nothing is streamed here
+            report = ReuseReport.from_mapping(response.additional_kwargs["semkv"])
+            self.calls.append((report, response.raw["ttft_ms"]))
 
     def take(self) -> tuple[ReuseReport, float]:
         """The first call's report and time to first token since the last `take`."""
@@ -113,12 +117,14 @@ class ModelCalls(BaseEventHandler):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     own_docs = options.docs.resolve() != CORPUS
     own_model = options.model != str(READER)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    # On a CPU, vLLM takes nearly all memory for its KV cache when it is not told how much (GiB).
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4" if own_model else "1")
     questions = _questions(options.questions or options.docs / "questions.json")
     console.print(f"Starting vLLM with {options.model} …")
-    engine_args = {} if own_model else READER_ENGINE
+    engine_args: dict[str, Any] = {} if own_model else READER_ENGINE
     with Engine(options.model, store=options.store, **engine_args) as engine:
         if not engine.gate.servable:
             console.print(f"[yellow]Answered without reuse: {engine.gate.reason}")
@@ -133,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 retriever,
                 llm=SemKV(engine=engine, max_tokens=MAX_TOKENS, **settings),
                 node_postprocessors=postprocessors,
-                response_mode="compact",
+                response_mode=ResponseMode.COMPACT,
                 text_qa_template=None if own_model else READER_TEMPLATE,
             )
 

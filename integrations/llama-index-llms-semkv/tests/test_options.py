@@ -1,0 +1,66 @@
+"""What a `SemKV` says of its options before any engine is started."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from llama_index.core.llms import LLM
+from llama_index.llms.semkv import SemKV
+
+from semkv_rag.errors import OptionError
+
+
+def test_it_is_a_llama_index_llm() -> None:
+    llm = SemKV(model="anything", store="somewhere")
+    assert isinstance(llm, LLM)
+    assert llm.class_name() == "SemKV"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "give a model"),
+        ({"model": "m", "ratio": 1.5}, "ratio is 1.5"),
+        ({"model": "m", "selector": "best"}, "kv_deviation"),
+        ({"model": "m", "check_layer": 0}, "check_layer"),
+        ({"model": "m", "namespace": ""}, "namespace"),
+        ({"model": "m", "max_tokens": 0}, "max_tokens"),
+        ({"model": "m", "temperature": -1}, "temperature"),
+        ({"model": "m", "timeout": 0}, "timeout"),
+        ({"model": "m", "engine_args": "bf16"}, "engine_args"),
+        ({"base_url": "http://localhost/v1", "store": "s"}, "server's"),
+        ({"base_url": "http://localhost/v1", "engine_args": {"dtype": "auto"}}, "server's"),
+    ],
+)
+def test_an_impossible_option_is_refused_at_once(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        SemKV(**options)
+
+
+def test_several_faults_are_named_together() -> None:
+    with pytest.raises(OptionError, match=r"max_tokens.*temperature"):
+        SemKV(model="m", max_tokens=0, temperature=-1)
+
+
+def test_the_key_is_not_serialised_and_not_shown() -> None:
+    llm = SemKV(base_url="http://localhost/v1", api_key="secret")
+    assert "secret" not in str(llm.to_dict())
+    assert "secret" not in repr(llm)
+    assert "secret" not in str(llm.to_payload())
+
+
+def test_an_event_s_payload_does_not_start_the_engine() -> None:
+    llm = SemKV(model="a/model-that-is-not-there", ratio=0.2)
+    assert llm.to_payload() == {
+        "class_name": "SemKV",
+        "model": "a/model-that-is-not-there",
+        "base_url": None,
+        "max_tokens": 256,
+        "temperature": 0.0,
+        "reuse": True,
+        "ratio": 0.2,
+        "selector": None,
+        "check_layer": None,
+        "namespace": None,
+    }

@@ -1,0 +1,62 @@
+"""`examples/query_engine.py` as a user runs it, on some questions: twice, over one store."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "query_engine.py"
+QUESTIONS = 8
+
+
+def _run(folder: Path, *options: str) -> tuple[str, dict[str, Any]]:
+    out = folder / "demo.json"
+    command = [sys.executable, str(SCRIPT), "--store", str(folder / "store"), "--out", str(out)]
+    ended = subprocess.run(
+        [*command, *options], capture_output=True, text=True, timeout=500, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return ended.stdout, json.loads(out.read_text())
+
+
+@pytest.fixture(scope="module")
+def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("demo")
+    return folder, *_run(folder, "--limit", str(QUESTIONS))
+
+
+def test_it_answers_right_with_reuse(first_run: tuple[Path, str, dict[str, Any]]) -> None:
+    _, printed, figures = first_run
+    assert figures["questions"] == QUESTIONS
+    assert figures["plain_accuracy"] >= 7 / 8
+    assert figures["blend_accuracy"] >= 7 / 8
+    assert figures["reuse_only_accuracy"] < figures["blend_accuracy"]
+    assert figures["not_reused"] == []
+    assert "0 found precomputed" in printed
+    assert "right answers" in printed
+
+
+def test_its_figures_are_of_real_reuse(first_run: tuple[Path, str, dict[str, Any]]) -> None:
+    _, _, figures = first_run
+    assert 0.5 < figures["reused_share"] < 1
+    assert 0 < figures["recomputed_share"] <= 0.15
+    assert 1 <= figures["compared"] <= QUESTIONS
+    assert figures["ttft_ratio"] > 0
+
+
+def test_a_second_run_finds_everything_and_takes_questions_without_answers(
+    first_run: tuple[Path, str, dict[str, Any]],
+) -> None:
+    folder, _, _ = first_run
+    questions = folder / "asked.json"
+    questions.write_text(json.dumps([{"question": "which mascot does Mir bol have ?"}]))
+    printed, figures = _run(folder, "--questions", str(questions))
+    assert "40 found precomputed, 0 chunks" in printed
+    assert figures["questions"] == 1
+    assert figures["plain_accuracy"] is None
+    assert "right answers" not in printed
