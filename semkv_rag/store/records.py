@@ -112,7 +112,8 @@ class Problem:
 
     Attributes:
         kind: `missing`, `damaged` (a promised file; the index is wrong about it), `orphan` (a sound
-            file that the index does not know) or `debris` (a file that is of no use).
+            file that the index does not know, or that a newer version wrote) or `debris` (a file
+            that is of no use).
         path: the file, relative to the store's root.
         text: what is wrong, in words.
     """

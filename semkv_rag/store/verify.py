@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from sqlalchemy import Connection
 
-from semkv_rag.errors import ChunkFileError, StoreError
+from semkv_rag.errors import ChunkFileError, StoreError, StoreVersionError
 from semkv_rag.reuse.tokens import StoredTokens
 from semkv_rag.store.chunk_file import ChunkFile
 from semkv_rag.store.contents import BATCH, Contents, GoneFile
@@ -181,9 +181,13 @@ class _Run:
             )
             if place != path:
                 raise ChunkFileError(f"chunk file {path.name} is not where it belongs")
+        except StoreVersionError as error:
+            self._notice("orphan", path, str(error))
+            return None
         except StoreError as error:
             self._notice("debris", path, str(error))
-            if self._repair:
+            # What the system cannot read now may be sound.
+            if self._repair and not isinstance(error.__cause__, OSError):
                 self._contents.unlink([GoneFile(path.name.split(".")[0], path, seen)])
             return None
         if header.rank > 0:

@@ -64,6 +64,7 @@ def test_places_that_cannot_be(tmp_path: Path) -> None:
         (tmp_path / "a", "sqlite://"),
         (tmp_path / "a", "no url"),
         (tmp_path / "a", "unheard-of://host/name"),
+        (tmp_path / "a", "mssql+pymssql://host/name"),
         (tmp_path / "a", f"sqlite:///{tmp_path}/none/index.sqlite"),
         (tmp_path / "a", "postgresql+psycopg://nobody@127.0.0.1:1/none"),
     ):

@@ -8,7 +8,7 @@ import time
 import pytest
 from sqlalchemy import create_engine, update
 
-from semkv_rag.store import KVStore
+from semkv_rag.store import KVStore, header
 from semkv_rag.store.index import schema
 from tests.store import made
 
@@ -80,6 +80,18 @@ def test_what_is_of_no_use_is_removed(store: KVStore) -> None:
     assert report.ok
     assert [notice.kind for notice in report.notices] == ["debris"] * 2
     assert len(list(store.root.rglob("*.safetensors"))) == 1
+
+
+def test_files_of_a_newer_version_are_left_alone(
+    store: KVStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as newer:
+        newer.setattr(header, "FORMAT_VERSION", 2)
+        key = made.write(store, made.header(1))
+    report = store.verify(repair=True)
+    assert "newer" in report.notices[0].text
+    assert store.path(key.model, key.namespace, key.id).exists()
+    assert list(store.chunks()) == []
 
 
 def test_temporary_files_go_once_they_are_old(store: KVStore) -> None:

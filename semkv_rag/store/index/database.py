@@ -17,6 +17,7 @@ from pathlib import Path
 from sqlalchemy import (
     URL,
     Connection,
+    Engine,
     create_engine,
     event,
     inspect,
@@ -27,7 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import DisconnectionError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
-from semkv_rag.errors import StoreError, StoreVersionError
+from semkv_rag.errors import MissingExtraError, StoreError, StoreVersionError
 from semkv_rag.store.index import schema, sqlite
 
 _MIGRATION_LOCK = 0x73656D6B76  # an advisory lock's number must only be the same for all of us
@@ -46,6 +47,7 @@ class Database:
     Raises:
         StoreError: it cannot be opened; read-only, also when it is not there or not up to date.
         StoreVersionError: a newer version wrote it.
+        MissingExtraError: PostgreSQL's driver is not installed.
     """
 
     def __init__(self, url: str | URL, *, read_only: bool) -> None:
@@ -58,7 +60,7 @@ class Database:
             if self._file is not None:
                 self._engine = sqlite.engine(self._file, read_only=read_only)
             else:
-                self._engine = create_engine(parsed, pool_pre_ping=True)
+                self._engine = _server_engine(parsed)
         self._reader = self._engine
         if self._engine.dialect.name == "postgresql":
             # Reads of several statements see one state, as they do in SQLite.
@@ -145,6 +147,15 @@ class Database:
             else:
                 reason = str(getattr(error, "orig", None) or error)
             raise StoreError(f"the index cannot be {verb}: {reason}") from error
+
+
+def _server_engine(url: URL) -> Engine:
+    try:
+        return create_engine(url, pool_pre_ping=True)
+    except ModuleNotFoundError as error:
+        if url.drivername in ("postgresql", "postgresql+psycopg"):
+            raise MissingExtraError("psycopg", "postgresql") from error
+        raise StoreError(f"the index needs the database driver {error.name}") from error
 
 
 def _revision(connection: Connection) -> str | None:
