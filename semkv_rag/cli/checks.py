@@ -176,7 +176,11 @@ def check_store(root: Path, index_url: str | None) -> Iterator[Finding]:
         yield Finding("store", "fail", str(error), "upgrade semkv-rag")
         return
     except SemKVError as error:
-        yield Finding("store", "fail", str(error), f"semkv verify --repair --store {root}")
+        if index_url:
+            fix = "see that the database of --index-url runs and lets you in"
+        else:
+            fix = f"remove {root / 'index.sqlite'} if it is there; semkv verify --repair makes it anew"
+        yield Finding("store", "fail", str(error), fix)
         return
     yield _check_writable(root)
     free = shutil.disk_usage(root).free

@@ -26,9 +26,9 @@ def doctor_command(
     engine_arg: options.EngineArgs = None,
     as_json: options.Json = False,
 ) -> None:
-    """Check the installation, a store and a model, and say how to mend what is wrong.
+    """Say what is wrong with the installation, a store or a model.
 
-    Exit code 1: something does not work. Warnings leave it 0.
+    Each finding says how to mend it. Exit code 1: something does not work. Warnings leave it 0.
     """
     arguments = options.engine_args(engine_arg)
     with data_only_stdout():

@@ -28,7 +28,7 @@ INTERRUPTED = 130
 def precompute_command(
     paths: Annotated[
         list[Path],
-        typer.Argument(exists=True, metavar="PATH…", help="Documents, and folders of documents."),
+        typer.Argument(exists=True, metavar="PATH", help="Documents, and folders of documents."),
     ],
     model: options.Model,
     store: options.Store,

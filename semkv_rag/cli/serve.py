@@ -31,7 +31,7 @@ def serve_command(
             exists=True,
             dir_okay=False,
             metavar="FILE",
-            help="A JSON object of API keys and the namespace of each.",
+            help="A JSON object of API keys and the namespace of each; no other key is let in.",
         ),
     ] = None,
     trust_request_namespace: Annotated[
@@ -45,7 +45,7 @@ def serve_command(
         str, typer.Option(help=f"What picks them: {', '.join(SELECTORS)}.")
     ] = _DEFAULTS.selector,
 ) -> None:
-    """Serve a model with vLLM's OpenAI server, and reuse the store's KV in its prompts.
+    """Serve a model with vLLM's OpenAI server, with reuse.
 
     The model stands first. Every option not listed here goes to vLLM as it is: --port, --dtype,
     --max-model-len and all others. A request may choose ratio and selector, or switch reuse off.

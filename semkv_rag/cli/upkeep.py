@@ -18,7 +18,7 @@ def rm_command(
     store: options.Store,
     sources: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SOURCE…", help="Sources by name, as semkv ls lists them."),
+        typer.Argument(metavar="SOURCE", help="Sources by name, as semkv ls lists them."),
     ] = None,
     index_url: options.IndexUrl = None,
     namespace: Annotated[
@@ -41,7 +41,7 @@ def rm_command(
     if everything and (sources or namespace):
         raise typer.BadParameter("--all goes alone", param_hint="--all")
     if not (everything or sources or namespace):
-        raise typer.BadParameter("name sources, a --namespace, or --all", param_hint="SOURCE…")
+        raise typer.BadParameter("name sources, a --namespace, or --all", param_hint="SOURCE")
     with options.open_store(store, index_url) as kv_store:
         if sources:
             _remove_sources(kv_store, sources, namespace or DEFAULT_NAMESPACE, yes, as_json)
@@ -110,7 +110,7 @@ def verify_command(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Read every stored chunk and check it against its checksums and the index.
+    """Check every stored chunk against its checksums and the index.
 
     Exit code 1: something is wrong, and was not repaired.
     """

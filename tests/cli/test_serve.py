@@ -1,0 +1,63 @@
+"""`semkv serve` keeps its own options, checks them, and passes the rest on to vLLM untouched."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semkv_rag.config import ReuseOptions
+from tests.cli.conftest import Semkv
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the server was started with, instead of a server. tests/engine has the real one."""
+    seen: dict[str, Any] = {}
+
+    def serve(model: str, **options: Any) -> int:
+        seen.update(options, model=model)
+        return 0
+
+    monkeypatch.setattr("semkv_rag.engine.serve.serve", serve)
+    return seen
+
+
+def test_vllm_gets_what_is_not_ours_in_its_order(
+    semkv: Semkv, served: dict[str, Any], tmp_path: Path
+) -> None:
+    vllm_args = ["--port=8001", "-tp", "2", "--override", '{"a": 1}', "--no-enable-log-requests"]
+    outcome = semkv("serve", "m", *vllm_args, "--store", tmp_path, "--ratio", "0.3", "--last", "x")
+    assert outcome.code == 0, outcome.err
+    assert served["vllm_args"] == [*vllm_args, "--last", "x"]
+    assert (served["model"], served["store"]) == ("m", tmp_path)
+    assert served["reuse"] == ReuseOptions(ratio=0.3)
+    assert served["trust_request_namespace"] is False
+    assert served["api_key_namespaces"] is None
+
+
+def test_api_keys_come_from_a_file(semkv: Semkv, served: dict[str, Any], tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text('{"secret": "tenant"}')
+    options = ("--api-key-namespaces", keys, "--namespace", "other")
+    assert semkv("serve", "m", "--store", tmp_path, *options).code == 0
+    assert served["api_key_namespaces"] == {"secret": "tenant"}
+    assert served["namespace"] == served["reuse"].namespace == "other"
+
+
+@pytest.mark.parametrize("content", ["nonsense", "[1]", '{"secret": ""}', '{"secret": 3}'])
+def test_keys_that_make_no_sense_are_refused(
+    semkv: Semkv, served: dict[str, Any], tmp_path: Path, content: str
+) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text(content)
+    outcome = semkv("serve", "m", "--store", tmp_path, "--api-key-namespaces", keys)
+    assert outcome.code == 2
+    assert outcome.err.startswith("semkv: ")
+    assert not served
+
+
+def test_reuse_options_are_checked(semkv: Semkv, served: dict[str, Any], tmp_path: Path) -> None:
+    outcome = semkv("serve", "m", "--store", tmp_path, "--ratio", "2")
+    assert outcome.code == 2
+    assert "ratio is 2.0: use a number from 0 to 1" in outcome.err
+    assert not served
