@@ -15,6 +15,7 @@ from semkv_rag.reuse.matcher import CROWD
 from .reference import check_sound, common_runs, greedy_tokens, most_tokens
 from .shelf import Shelf
 
+EMPTY = np.zeros(0, dtype=np.int32)
 WINDOWS = st.sampled_from([2, 4, 8])
 
 
@@ -98,7 +99,7 @@ def test_matches_the_reference(
     broken=st.lists(st.integers(0, 199), max_size=4),
     window=WINDOWS,
 )
-def test_periodic_streams_are_covered_as_well_as_greedily(
+def test_periodic_streams_lose_little_to_crowding(
     pattern: list[int], lengths: list[int], broken: list[int], window: int
 ) -> None:
     store = {
@@ -112,10 +113,11 @@ def test_periodic_streams_are_covered_as_well_as_greedily(
     shortest = shelf.index.shortest_run
     spans = shelf.index.match(token_array(prompt))
     check_sound(prompt, store, spans, shortest)
-    # Two tokens a seam: far more places than are looked at, so not all cuts are known.
     runs = common_runs(prompt, store, shortest)
-    covered = sum(span.length for span in spans)
-    assert covered >= greedy_tokens(runs, shortest) - 2 * len(spans) * shortest // 3
+    # All windows may be crowded here, and the chunk that reaches furthest be left out: less than a
+    # shortest run may be lost at either end of each stretch between other tokens.
+    ends = 2 * (len(set(broken)) + 1)
+    assert sum(span.length for span in spans) >= greedy_tokens(runs, shortest) - ends * shortest
 
 
 @settings(max_examples=100, deadline=None)
@@ -129,6 +131,3 @@ def test_removal_leaves_what_a_fresh_index_finds(
     shelf.index.remove(gone)
     fresh = fill({name: chunk for name, chunk in store.items() if name not in gone}, window)
     assert shelf.match(prompt) == fresh.match(prompt)
-
-
-EMPTY = np.zeros(0, dtype=np.int32)
