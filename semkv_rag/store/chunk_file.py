@@ -5,9 +5,9 @@ once per chunk and blend, and `layer` called once per layer: both are on the pat
 
 The reader trusts nothing. Whatever was done to a file, the answer is a `ChunkFileError` in words:
 the header is checked before it is parsed, sizes before memory is taken, and every tensor against its
-checksum before it is handed out. Tensors are read, not mapped: a page-cache read is as fast as
-touching a map (measured: faster), and a file that is truncated while it is read is an error here and
-would be a SIGBUS there.
+checksum before it is handed out. Tensors are read, not mapped: reading from the page cache and
+hashing takes no longer than hashing a map, and a file that is truncated meanwhile is an error here
+and would be a SIGBUS there.
 """
 
 from __future__ import annotations
