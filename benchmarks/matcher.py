@@ -9,7 +9,7 @@ so that the windows there are crowded. Prompts, a fresh one in each repeat:
 stored       16 stored chunks at odd offsets, with other text between them
 miss         text that is not stored
 boilerplate  the 32 shared tokens again and again, with other text between them
-neighbours   16 chunks one after another, half of each being half of another stored chunk
+neighbours   32 halves of stored chunks one after another
 one token    the same token 8,192 times, against a store that holds such a chunk as well
 
 Tokens are computed from the chunk's number whenever they are asked for, and the time of that is
