@@ -29,6 +29,7 @@ class ReuseReport:
         match_ms: finding the chunks in the prompt.
         load_ms: waiting for KV from files, verification and rotation included.
         blend_ms: the blend pass, loading included.
+        preemptions: how often vLLM dropped the request's KV for others' and started it again.
         reason: in words, why nothing was reused, or why it was computed after all.
     """
 
@@ -45,6 +46,7 @@ class ReuseReport:
     match_ms: float = 0.0
     load_ms: float = 0.0
     blend_ms: float = 0.0
+    preemptions: int = 0
     reason: str | None = None
 
     def to_mapping(self) -> dict[str, Any]:

@@ -144,13 +144,14 @@ class SemKVConnector(KVConnectorBase_V1):
         results = connector_output.kv_connector_worker_meta
         if isinstance(results, WorkerResults):
             self.planner.results(results.blends)
+        WorkerResults.take_arrived()
 
     def request_finished(
         self, request: Request, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        # vLLM brings a step's results behind the requests that end in it. A worker in this very
-        # process can be asked now, so that a request of one output token has its figures too.
-        if has_kv_transfer_group():
+        # This step's results are brought behind the requests that end in it: look for them now.
+        self.planner.results(WorkerResults.take_arrived())
+        if has_kv_transfer_group():  # the worker is in this very process
             worker = get_kv_transfer_group()
             if isinstance(worker, SemKVConnector) and worker.executor is not None:
                 self.planner.results(worker.executor.take_results())

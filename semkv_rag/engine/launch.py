@@ -61,15 +61,15 @@ def resolve(
         OptionError: an engine argument is unknown or has an impossible value.
         EngineError: vLLM does not accept the model.
     """
-    config = _configuration(model, engine_args)
     if transfer is None:
-        return config, "no store was given"
-    obstacle = config_obstacle(config)
-    if obstacle is not None:
-        logger.warning("semkv: this model is answered without reuse: %s", obstacle)
-        return config, obstacle
+        return _configuration(model, engine_args), "no store was given"
     connected = {"kv_transfer_config": KVTransferConfig(**transfer), "worker_cls": WORKER}
-    return _configuration(model, {**engine_args, **connected}), None
+    config = _configuration(model, {**engine_args, **connected})
+    obstacle = config_obstacle(config)
+    if obstacle is None:
+        return config, None
+    logger.warning("semkv: this model is answered without reuse: %s", obstacle)
+    return _configuration(model, engine_args), obstacle
 
 
 def _configuration(model: str, engine_args: Mapping[str, Any]) -> VllmConfig:

@@ -306,7 +306,7 @@ class RequestPlanner:
             return None
         # An aborted request may have blends that no step will run.
         self._blends = [task for task in self._blends if task.request_id != request.request_id]
-        return tracked.report
+        return replace(tracked.report, preemptions=request.num_preemptions)
 
 
 def _salt(hashes: list[Any], first: int, salt: bytes) -> None:

@@ -8,6 +8,7 @@ Workers to scheduler, once at start-up: `WorkerHandshake`. A request's own wishe
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
@@ -57,7 +58,27 @@ class WorkerResults(KVConnectorWorkerMetadata):
 
     blends: dict[str, BlendResult]
 
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+    arrived: ClassVar[list[WorkerResults]] = []
+    """Results that came from another process and were not looked at yet.
+
+    vLLM hands a step's results to the scheduler's connector only behind the requests that end in that
+    step, so an answer of one token would have no figures. They are there before: from the moment they
+    are unpickled.
+    """
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.arrived.append(self)
+
+    @classmethod
+    def take_arrived(cls) -> dict[str, BlendResult]:
+        """What arrived since the last call, all ranks together."""
+        taken = WorkerResults({})
+        while cls.arrived:
+            taken = taken.aggregate(cls.arrived.pop(0))
+        return taken.blends
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerResults:
         """One rank's failure is everybody's: all ranks prefill when one cannot load."""
         assert isinstance(other, WorkerResults)
         merged = dict(self.blends)

@@ -53,12 +53,21 @@ class ReusePlan:
     options: ReuseOptions
 
     @property
+    def recomputes_all(self) -> bool:
+        """Whether every reused token is computed again: by its selector, or at ratio 1.
+
+        `none` takes the stored KV as it is at any ratio.
+        """
+        selector = self.options.selector
+        return selector == "all" or (self.options.ratio == 1 and selector != "none")
+
+    @property
     def first_inexact(self) -> int | None:
         """The first token whose KV differs from plain prefill's, or None when none does.
 
         Tokens between spans are computed, so they are exact for as long as all before them are.
         """
-        if self.options.selector == "all" or self.options.ratio == 1:
+        if self.recomputes_all:
             return None
         return next((span.dst for span in self.spans if not span.exact), None)
 

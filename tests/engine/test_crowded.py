@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,7 @@ from semkv_rag.engine import Completion, Engine
 from semkv_rag.engine.completion import join
 from tests.engine.answers import assert_same
 from tests.engine.chunks import Tokens, random_tokens, store_chunks
-from tests.engine.inside import inside, open_chunk_files
+from tests.engine.inside import open_chunk_files
 
 SAMPLING = {"temperature": 0.0, "max_tokens": 24, "logprobs": 5, "ignore_eos": True}
 REQUESTS = 32
@@ -63,7 +62,6 @@ def crowd(
                     ReuseOptions(selector="random", ratio=0.3),
                 ][index % 4]
             )
-        count_preemptions(engine)
         yield Crowd(engine, prompts, options)
 
 
@@ -75,35 +73,6 @@ def alone(crowd: Crowd) -> list[Completion]:
         crowd.engine.reset_prefix_cache()
         answers.append(crowd.engine.generate(prompt, sampling=SAMPLING, reuse=options))
     return answers
-
-
-def count_preemptions(engine: Engine) -> None:
-    """Have vLLM's scheduler count how often it preempts a request."""
-
-    def install(worker: Any) -> None:
-        from vllm.v1.core.sched.scheduler import Scheduler
-
-        preempt = Scheduler._preempt_request
-        Scheduler.preempted = 0
-
-        def counting(self: Any, *arguments: Any, **options: Any) -> Any:
-            Scheduler.preempted += 1
-            return preempt(self, *arguments, **options)
-
-        Scheduler._preempt_request = counting
-
-    inside(engine, install)
-
-
-def preempted(engine: Engine) -> int:
-    """How often a request was preempted since `count_preemptions`."""
-
-    def count(worker: Any) -> int:
-        from vllm.v1.core.sched.scheduler import Scheduler
-
-        return int(Scheduler.preempted)
-
-    return inside(engine, count)
 
 
 async def test_everybody_answers_as_alone(crowd: Crowd, alone: list[Completion]) -> None:
@@ -119,9 +88,9 @@ async def test_everybody_answers_as_alone(crowd: Crowd, alone: list[Completion])
         assert len(parts) > 1
         return join(parts)
 
-    before = preempted(crowd.engine)
     answers = await asyncio.gather(*(ask(index) for index in range(REQUESTS)))
-    assert preempted(crowd.engine) > before, "the cache was large enough for everybody"
+    # Else the cache was large enough for everybody, and blends were never started again.
+    assert any(answer.report.preemptions and answer.report.chunk_ids for answer in answers)
     for answer, right in zip(answers, alone, strict=True):
         assert answer.report.kv_cache == right.report.kv_cache
         assert_same(answer, right)

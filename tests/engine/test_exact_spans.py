@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Engine
 from tests.engine.answers import assert_same, blended, plain
 from tests.engine.chunks import random_tokens, store_chunks
@@ -46,3 +47,15 @@ def test_a_prompt_that_ends_with_the_chunk_leaves_its_last_token(
     answer = blended(engine, chunk.tokens, namespace=namespace)
     assert answer.report.exact_tokens == 149
     assert_same(answer, plain(engine, chunk.tokens))
+
+
+def test_an_answer_of_one_token_has_its_figures(engine: Engine, namespace: str) -> None:
+    """The workers' results come just in time for a request that ends in the step of its blend."""
+    chunk = store_chunks(engine, [random_tokens(1, 150)], namespace=namespace)[0]
+    report = engine.generate(
+        HEAD + chunk.tokens + QUESTION,
+        sampling={"max_tokens": 1},
+        reuse=ReuseOptions(namespace=namespace, ratio=0.2),
+    ).report
+    assert report.recomputed_tokens == 30
+    assert report.blend_ms > report.load_ms > 0

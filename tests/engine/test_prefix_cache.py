@@ -36,6 +36,7 @@ def test_ordinary_requests_after_any_mix_of_blends(engine: Engine) -> None:
             {"selector": "none"},
             {"ratio": 0.5, "check_layer": 2},
             {"selector": "random", "ratio": 0.4},
+            {"selector": "none", "ratio": 1.0},
         ):
             blended(engine, prompt, **options)
     answers = [ordinary(engine, prompt) for prompt in prompts]

@@ -119,10 +119,10 @@ class ReferenceModel(StoringModel):
 def _picked_up_front(plan: ReusePlan, inexact: Tensor) -> Tensor | None:
     """What is picked before anything is computed, bool [prompt tokens]; None: by deviation."""
     options = plan.options
-    if options.selector == "all" or options.ratio == 1:
-        return inexact
     if options.selector == "none":
         return torch.zeros_like(inexact)
+    if options.selector == "all" or options.ratio == 1:
+        return inexact
     if options.selector == "chunk_head":
         # The first token of every span, then the second of every span, and so on.
         ranked = sorted(

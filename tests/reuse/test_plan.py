@@ -55,6 +55,9 @@ def test_first_inexact_token() -> None:
     assert plan(EXACT, MOVED).first_inexact == 25
     assert plan(EXACT).first_inexact is None
     assert plan(MOVED, options=ReuseOptions(ratio=1.0)).first_inexact is None
+    # `none` computes nothing whatever the ratio: its blocks must not pass for exact ones.
+    none = ReuseOptions(ratio=1.0, selector="none")
+    assert plan(MOVED, options=none).first_inexact is not None
     assert plan(MOVED, options=ReuseOptions(selector="all")).first_inexact is None
     assert plan(MOVED, options=ReuseOptions(ratio=0.0)).first_inexact == 25
 
