@@ -245,7 +245,7 @@ def write_corpus(folder: Path, seed: int = SEED) -> None:
 
 
 def _names(rng: random.Random, count: int) -> list[str]:
-    """Names that share no first and no second syllable, of pairs that the reader never saw in its training."""
+    """Names that share no first and no second syllable, of pairs not seen in the reader's training."""
     names: list[str] = []
     firsts = rng.sample(range(len(FIRST_SYLLABLES)), count)
     seconds = rng.sample(range(len(SECOND_SYLLABLES)), len(SECOND_SYLLABLES))

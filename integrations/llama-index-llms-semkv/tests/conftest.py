@@ -47,7 +47,7 @@ def prompt() -> str:
 
 @pytest.fixture(scope="session")
 def answer() -> str:
-    return "Hans"
+    return "Ivan"
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,27 @@
+"""A client of a server needs no vLLM; who needs it is told what to install."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SCRIPT = """
+import sys
+sys.modules["vllm"] = None  # as if it were not installed
+from llama_index.llms.semkv import SemKV
+from semkv_rag.errors import MissingExtraError
+SemKV(base_url="http://localhost/v1")
+llm = SemKV(model="some/model", store="somewhere")
+try:
+    llm.complete("prompt")
+except MissingExtraError as error:
+    print(error)
+"""
+
+
+def test_only_an_engine_in_this_process_needs_vllm() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "vllm is not installed: pip install 'semkv-rag[" in ended.stdout
