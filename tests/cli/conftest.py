@@ -1,7 +1,8 @@
-"""The command line, run in this process as its entry point runs it."""
+"""The command line, run as its entry point runs it, and a store to run it on."""
 
 import io
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -48,6 +49,18 @@ def semkv(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
         out, err = capfd.readouterr()
         code = end.value.code
         return Outcome(code if isinstance(code, int) else int(code is not None), out, err)
+
+    return run
+
+
+@pytest.fixture
+def semkv_process() -> Semkv:
+    """Runs `semkv` in a process of its own, as verbs that start vLLM want it."""
+
+    def run(*arguments: object) -> Outcome:
+        command = [sys.executable, "-m", "semkv_rag.cli", *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return Outcome(done.returncode, done.stdout, done.stderr)
 
     return run
 

@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_from_documents_to_an_answer(semkv: Semkv, folder: Path, tmp_path: Path) -> None:
+def test_from_documents_to_an_answer(semkv_process: Semkv, folder: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     model = build_tiny_model("qwen3", tmp_path / "model")
     common = ["--model", model, "--store", store]
@@ -40,57 +40,60 @@ def test_from_documents_to_an_answer(semkv: Semkv, folder: Path, tmp_path: Path)
         common += ["--engine-arg", f"{name}={value}"]
     chunking = ["--chunk-tokens", 64, "--head", HEAD]
 
-    first = semkv("precompute", folder, *common, *chunking, "--json")
+    first = semkv_process("precompute", folder, *common, *chunking, "--json")
     assert first.code == 1, "a document could not be read"
     assert "docs/broken.pdf: broken or locked PDF" in first.err
     assert first.data["changed"] == 2
     assert first.data["chunks_captured"] > 4
-    assert semkv("verify", "--store", store).code == 0
+    assert semkv_process("verify", "--store", store).code == 0
+    (description,) = semkv_process("info", "--store", store, "--json").data["models"].values()
+    assert description["model"] == str(model)
+    assert description["dtype"] == "float32"
 
     (folder / "broken.pdf").unlink()
-    again = semkv("precompute", folder, *common, *chunking, "--sync")
+    again = semkv_process("precompute", folder, *common, *chunking, "--sync")
     assert again.code == 0
     assert "2 documents: 0 new or changed, 2 unchanged" in again.out
 
     ask = ["ask", "who keeps the keys", *common, "--max-tokens", 4, "--head", HEAD, "--json"]
     context = ["--context", folder / "one.txt", "--context", folder / "two.md"]
-    plain = semkv(*ask, *context, "--off")
+    plain = semkv_process(*ask, *context, "--off")
     assert plain.code == 0
     assert plain.data["report"]["kv_cache"] == "skip"
 
-    whole = semkv(*ask, *context, "--ratio", 1)
+    whole = semkv_process(*ask, *context, "--ratio", 1)
     report = whole.data["report"]
     assert whole.data["answer"] == plain.data["answer"]
     assert report["kv_cache"] == "hit"
     assert report["exact_tokens"] >= len(HEAD.split())
     assert report["reused_tokens"] > 100
 
-    other = semkv(*ask, *context, "--namespace", "other")
-    assert other.data["report"]["kv_cache"] == "miss"
-
-    healthy = semkv("doctor", *common)
+    healthy = semkv_process("doctor", *common)
     assert healthy.code == 0, healthy.out
     assert "model: " in healthy.out
 
 
-def test_a_model_that_cannot_reuse_is_told_by_doctor_and_precompute(
-    semkv: Semkv, folder: Path, tmp_path: Path
+def test_a_model_that_cannot_reuse_is_refused_with_the_reason(
+    semkv_process: Semkv, folder: Path, tmp_path: Path
 ) -> None:
     model = build_tiny_model("mistral_sliding", tmp_path / "model")
-    common = ["--model", model, "--engine-arg", "max_model_len=512", "--engine-arg"]
-    common += [f"kv_cache_memory_bytes={64 << 20}"]
-    doctor = semkv("doctor", *common)
-    assert doctor.code == 1
-    assert "runs, but without reuse" in doctor.out
+    arguments = ("--engine-arg", f"kv_cache_memory_bytes={64 << 20}")
+    outcome = semkv_process(
+        "precompute", folder, "--model", model, "--store", tmp_path / "store", *arguments
+    )
+    assert outcome.code == 1
+    assert "semkv: this model cannot be served with reuse: " in outcome.err
+    assert "sliding window" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert outcome.out == ""
 
-    precompute = semkv("precompute", folder, *common, "--store", tmp_path / "store")
-    assert precompute.code == 1
-    assert precompute.err.splitlines()[-1].startswith("semkv: ")
-    assert "Traceback" not in precompute.err
 
-
-def test_a_model_that_is_not_there_is_one_clear_message(semkv: Semkv, tmp_path: Path) -> None:
-    outcome = semkv("ask", "hello", "--model", tmp_path / "none", "--store", tmp_path / "store")
+def test_a_model_that_is_not_there_is_one_clear_message(
+    semkv_process: Semkv, tmp_path: Path
+) -> None:
+    outcome = semkv_process(
+        "ask", "hello", "--model", tmp_path / "none", "--store", tmp_path / "store"
+    )
     assert outcome.code == 1
     assert "semkv: vLLM cannot load" in outcome.err
     assert "Traceback" not in outcome.err
