@@ -7,8 +7,8 @@ The documents' KV is precomputed (the second run finds it), then each question i
 by one engine: with reuse, with the stored KV as it is (selector `none`), and by plain vLLM. Prints the
 answers and what was reused, and leaves the figures in `build/demo.json`.
 
-The times to first token are of prompts that vLLM's own prefix cache knows nothing of: plain vLLM is
-told not to read it, and a question whose documents an earlier one had is left out of the comparison.
+The times to first token are of prompts that vLLM's own prefix cache has next to nothing of: plain vLLM
+is told not to read it, and a question whose documents an earlier one had is left out of the comparison.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.llms.semkv import SemKV
 from retrieval import make_nodes, make_retriever
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from semkv_rag.config import ReuseOptions
@@ -42,7 +43,7 @@ from semkv_rag.corpus import precompute
 from semkv_rag.engine import Engine
 from semkv_rag.report import ReuseReport
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent / "build"
 READER = HERE / "reader"
 CORPUS = HERE / "corpus"
@@ -58,6 +59,7 @@ GENERIC_QUESTIONS = (
 )
 TOP_K = 4
 MAX_TOKENS = 64
+CACHED_SHARE = 0.1
 
 BLEND, REUSE_ONLY, PLAIN = "blend", "reuse_only", "plain"
 
@@ -92,8 +94,9 @@ class Result:
 
     @property
     def is_first_time(self) -> bool:
-        """Whether vLLM's prefix cache had nothing of the blended prompt."""
-        return self.replies[BLEND].report.cached_tokens == 0
+        """Whether vLLM's prefix cache had no more of the blended prompt than a template's head."""
+        report = self.replies[BLEND].report
+        return report.cached_tokens <= CACHED_SHARE * report.prompt_tokens
 
 
 class ModelCalls(BaseEventHandler):
@@ -118,7 +121,7 @@ class ModelCalls(BaseEventHandler):
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     own_docs = options.docs.resolve() != CORPUS
-    own_model = options.model != str(READER)
+    own_model = Path(options.model).resolve() != READER
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("TQDM_DISABLE", "1")
     # On a CPU, vLLM takes nearly all memory for its KV cache when it is not told how much (GiB).
@@ -231,10 +234,11 @@ def _print_result(result: Result) -> None:
             return ""
         return " [green]✓[/]" if result.is_right(mode) else " [red]✗[/]"
 
-    console.print(f"[bold]{result.question.text}[/]")
+    console.print(f"[bold]{escape(result.question.text)}[/]")
     console.print(
-        f"  with reuse: {blend.text}{mark(BLEND)}   plain vLLM: {plain.text}{mark(PLAIN)}"
-        + (f"   right: {result.question.answer}" if known else "")
+        f"  with reuse: {escape(blend.text)}{mark(BLEND)}"
+        f"   plain vLLM: {escape(plain.text)}{mark(PLAIN)}"
+        + (f"   right: {escape(result.question.answer or '')}" if known else "")
     )
     cached = f", {report.cached_tokens} cached by vLLM" if report.cached_tokens else ""
     console.print(
@@ -250,7 +254,7 @@ def _figures(results: Sequence[Result], options: argparse.Namespace) -> dict[str
 
     `reused_share` is of the prompts' tokens, `recomputed_share` of the reused ones, `ttft_ratio`
     the median over questions of blended over plain: below 1 is faster. These three, and the times,
-    are of the questions whose plan was seen for the first time (`compared`).
+    are of the questions whose plan was seen for the first time, `compared` of them.
     """
     known = [result for result in results if result.question.answer is not None]
     first = [result for result in results if result.is_first_time]
@@ -312,8 +316,8 @@ def _print_summary(figures: dict[str, Any]) -> None:
         table.add_row("of them recomputed", "–", f"{figures['recomputed_share']:.1%}", "0 %")
     console.print(table)
     console.print(
-        f"[dim]Times and shares are of the {figures['compared']} questions whose prompt vLLM's prefix "
-        "cache had nothing of."
+        f"[dim]Times and shares are of the {figures['compared']} questions of whose prompt vLLM's own "
+        f"prefix cache had at most {CACHED_SHARE:.0%}."
     )
 
 
