@@ -69,7 +69,7 @@ def run_gate(
         return GateReport(False, f"the KV cache has {blocks} blocks, the gate needs {needed + 1}")
     gate = _Gate(blend_pass, vocabulary, list(range(1, needed + 1)), TOLERANCES[dtype])
     reason = gate.find_rotation() or gate.check_blends()
-    return GateReport(reason is None, reason, round(gate.largest_error, 6))
+    return GateReport(reason is None, reason, float(f"{gate.largest_error:.2g}"))
 
 
 class _Gate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from semkv_rag.errors import EngineError, OptionError
 
 logger = logging.getLogger(__name__)
 
+CPU_KV_CACHE_BYTES = 4 << 30
 WORKER = "semkv_rag.engine.worker.SemKVWorker"
 
 
@@ -77,6 +79,9 @@ def _configuration(model: str, engine_args: Mapping[str, Any]) -> VllmConfig:
     if current_platform.is_cpu():
         # Compiling takes longer than it saves there.
         arguments.setdefault("enforce_eager", True)
+        # Left alone, vLLM takes 92 % of the machine's memory and fails when that is not free.
+        if not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
+            arguments.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
     try:
         args = AsyncEngineArgs(model=model, **arguments)
     except TypeError as error:

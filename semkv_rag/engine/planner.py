@@ -167,6 +167,9 @@ class RequestPlanner:
             tracked.plan = make_plan(spans, len(prompt), options)
         except StoreError as error:
             reason = f"the store's index cannot be read: {error}"
+        except Exception as error:
+            logger.exception("Matching failed; the request is computed")
+            reason = f"matching failed: {error!r}"
         plan = tracked.plan
         tracked.report = replace(
             tracked.report,

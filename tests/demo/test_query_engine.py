@@ -45,7 +45,6 @@ def test_its_figures_are_of_real_reuse(first_run: tuple[Path, str, dict[str, Any
     _, _, figures = first_run
     assert 0.5 < figures["reused_share"] < 1
     assert 0 < figures["recomputed_share"] <= 0.15
-    assert 1 <= figures["compared"] <= QUESTIONS
     assert figures["ttft_ratio"] > 0
 
 

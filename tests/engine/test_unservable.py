@@ -15,6 +15,7 @@ from semkv_rag.errors import EngineError
 from semkv_rag.reuse import token_array
 from tests.engine.answers import SAMPLING, assert_same
 from tests.engine.chunks import random_tokens
+from tests.reference import PlainModel
 
 NOTICE = "semkv: this model is answered without reuse"
 
@@ -34,29 +35,36 @@ def test_it_runs_plain(
     tiny_model: Callable[[str], Path],
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     arch, arguments, words = CASES[case]
-    model = str(tiny_model(arch))
-    prompt = random_tokens(1, 150)
-    arguments = {**ENGINE_ARGS, **arguments}
-    with Engine(model, **arguments) as plain:
-        expected = plain.generate(prompt, sampling=SAMPLING)
-        assert plain.gate.reason == "no store was given"
-    capfd.readouterr()
-    with Engine(model, store=tmp_path, **arguments) as engine:
+    folder, prompt = tiny_model(arch), random_tokens(1, 150)
+    engine_args = {**ENGINE_ARGS, **arguments}
+    with Engine(str(folder), store=tmp_path, **engine_args) as engine:
         assert not engine.gate.servable
         assert engine.gate.reason is not None
         assert words in engine.gate.reason
         answer = engine.generate(prompt, sampling=SAMPLING)
-        assert_same(answer, expected)
         assert answer.report.kv_cache == "skip"
         assert answer.report.reason is not None
         assert words in answer.report.reason
         item = CaptureItem("0" * 64, "default", "document", token_array(prompt), token_array([]))
         with pytest.raises(EngineError, match="cannot be served with reuse"):
             engine.capture([item])
+    # Some obstacles show in the configuration, in this process; some in the engine's.
     output = capfd.readouterr()
-    assert (output.out + output.err).count(NOTICE) == 1
+    assert (caplog.text + output.out + output.err).count(NOTICE) == 1
+    if case == "MLA":  # transformers computes another function there
+        with Engine(str(folder), **engine_args) as plain:
+            assert plain.gate.reason == "no store was given"
+            assert_same(answer, plain.generate(prompt, sampling=SAMPLING))
+    else:
+        tokens, logprobs = PlainModel(folder).greedy(prompt, len(answer.token_ids))
+        assert list(answer.token_ids) == tokens
+        assert answer.logprobs is not None
+        for position, expected in zip(answer.logprobs, logprobs, strict=True):
+            for token, logprob in position.items():
+                assert abs(logprob - float(expected[token])) <= 1e-4
 
 
 def test_pipeline_parallel_is_an_obstacle(reader: Path) -> None:
