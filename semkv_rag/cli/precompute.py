@@ -72,13 +72,7 @@ def precompute_command(
             from semkv_rag.engine import Engine
 
             bar.starting(model)
-            engine = stack.enter_context(
-                Engine(model, store=store, index_url=index_url, **arguments)
-            )
-            # For `semkv info`: what the fingerprint stands for.
-            settings = {name: str(value) for name, value in arguments.items()}
-            kv_store.add_model(engine.fingerprint, {"model": model, **settings})
-            return engine
+            return stack.enter_context(Engine(model, store=store, index_url=index_url, **arguments))
 
         try:
             result = precompute(

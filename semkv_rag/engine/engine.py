@@ -86,6 +86,9 @@ class Engine:
     ) -> None:
         self.model = model
         self.reuse = reuse or ReuseOptions()
+        # What the fingerprint stands for, for people who look into the store.
+        settings = {name: str(value) for name, value in engine_args.items()}
+        self._description = {"model": model, **settings}
         self.store = None if store is None else KVStore(Path(store), index_url=index_url)
         transfer = None
         if self.store is not None:
@@ -253,6 +256,7 @@ class Engine:
             raise EngineError("the engine was started without a store: pass store=…")
         if not self.gate.servable:
             raise EngineError(f"this model cannot be served with reuse: {self.gate.reason}")
+        self.store.add_model(self.fingerprint, self._description)
         return iter(Capturing(self._prefill_item, self._take_captures, items, in_flight))
 
     def _prefill_item(self, item: CaptureItem, skip_prefix_cache: bool) -> Future[Any]:

@@ -83,11 +83,9 @@ def _configuration(model: str, engine_args: Mapping[str, Any]) -> VllmConfig:
         if not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
             arguments.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
     try:
-        args = AsyncEngineArgs(model=model, **arguments)
+        return AsyncEngineArgs(model=model, **arguments).create_engine_config()
     except TypeError as error:
         raise OptionError(f"vLLM has no such engine argument: {error}") from error
-    try:
-        return args.create_engine_config()
     except (ValueError, OSError, RuntimeError) as error:
         raise EngineError(f"vLLM cannot load {model}: {error}") from error
 

@@ -47,7 +47,6 @@ def store_chunks(
         items.append(CaptureItem(identity, namespace, "document", own, before))
     results = list(engine.capture(items))
     assert [result.error for result in results] == [None] * len(items)
-    engine.store.add_model(engine.fingerprint, {"name": engine.model})
     keys = [ChunkKey(item.id, engine.fingerprint, namespace) for item in items]
     assert engine.store.add(keys) == {item.id for item in items}
     return [

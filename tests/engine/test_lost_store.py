@@ -1,0 +1,85 @@
+"""The store goes away, or cannot be written, while an engine runs on it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from conftest import ENGINE_ARGS
+from semkv_rag.corpus.capture import CaptureItem
+from semkv_rag.engine import Engine
+from semkv_rag.reuse import token_array
+from semkv_rag.store import chunk_id
+from tests.engine.answers import assert_same, blended, plain
+from tests.engine.chunks import random_tokens, store_chunks
+from tests.engine.inside import limit_file_size
+
+QUESTION = random_tokens(301, 10)
+
+
+@pytest.fixture
+def own_engine(tiny_model: Callable[[str], Path], tmp_path: Path) -> Iterator[Engine]:
+    with Engine(str(tiny_model("qwen3")), store=tmp_path / "store", **ENGINE_ARGS) as engine:
+        yield engine
+
+
+@contextmanager
+def unwritable(engine: Engine) -> Iterator[str]:
+    """The store's folder read-only: by a mount where that can be had, else by a limit of no bytes."""
+    assert engine.store is not None
+    folder, mount, unmount = str(engine.store.root), shutil.which("mount"), shutil.which("umount")
+    bind = [str(mount), "--bind", folder, folder]
+    if mount and unmount and subprocess.run(bind, capture_output=True).returncode == 0:
+        try:
+            subprocess.run([mount, "-o", "remount,ro,bind", folder], check=True)
+            yield "a read-only mount"
+        finally:
+            subprocess.run([unmount, "--lazy", folder], check=True)
+        return
+    limit_file_size(engine, 0)
+    try:
+        yield "a limit of no bytes"
+    finally:
+        limit_file_size(engine, -1)
+
+
+def test_unwritable_then_without_an_index(own_engine: Engine) -> None:
+    engine = own_engine
+    assert engine.store is not None
+    chunk = store_chunks(engine, [random_tokens(1, 120)], namespace="default")[0]
+    prompt = random_tokens(302, 9) + chunk.tokens + QUESTION
+
+    # Nothing can be written: reading goes on, a capture fails in words.
+    tokens = token_array(random_tokens(2, 50))
+    identity = chunk_id(engine.fingerprint, "default", token_array([]), tokens)
+    item = CaptureItem(identity, "default", "document", tokens, token_array([]))
+    with unwritable(engine) as how:
+        hit = blended(engine, prompt)
+        assert hit.report.kv_cache == "hit", how
+        (result,) = engine.capture([item])
+        assert result.error is not None
+        assert "could not be written" in result.error
+    (result,) = engine.capture([item])
+    assert result.error is None
+
+    # The index is deleted: answered as by plain vLLM, with a reason.
+    for file in engine.store.root.glob("index.sqlite*"):
+        file.unlink()
+    engine.reset_prefix_cache()
+    lost = blended(engine, prompt)
+    assert lost.report.kv_cache == "miss"
+    assert lost.report.reason is not None
+    assert lost.report.reused_tokens == 0
+    assert_same(lost, plain(engine, prompt))
+
+    # It is made again out of the files: reuse goes on, without a restart.
+    assert engine.store.rebuild_index().ok
+    engine.reset_prefix_cache()
+    found = blended(engine, prompt)
+    assert found.report.chunk_ids == (chunk.id,)
+    assert_same(found, hit)
