@@ -46,7 +46,7 @@ class EngineError(SemKVError):
 class MissingExtraError(SemKVError, ImportError):
     """A package of an optional extra is not installed."""
 
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(
-            f"{package} is not installed: pip install 'semkv-rag[{extra}]'", name=package
-        )
+    def __init__(self, package: str, *extras: str) -> None:
+        """`extras` are the ones that bring the package; any of them will do."""
+        how = " or ".join(f"'semkv-rag[{extra}]'" for extra in extras)
+        super().__init__(f"{package} is not installed: pip install {how}", name=package)

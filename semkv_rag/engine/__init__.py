@@ -10,7 +10,7 @@ from semkv_rag.errors import MissingExtraError
 try:
     import vllm  # noqa: F401
 except ModuleNotFoundError as error:
-    raise MissingExtraError("vllm", "cpu' or 'semkv-rag[gpu") from error
+    raise MissingExtraError("vllm", "cpu", "gpu") from error
 
 from semkv_rag.engine.completion import Completion
 from semkv_rag.engine.engine import Engine
