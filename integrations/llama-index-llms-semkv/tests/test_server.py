@@ -9,17 +9,18 @@ from llama_index.llms.semkv import SemKV
 from semkv_rag.engine import Engine
 from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.report import ReuseReport
+from tests.engine.server import Server
 
 
 @pytest.fixture
-def llm(server: str) -> SemKV:
-    return SemKV(base_url=server, max_tokens=4)
+def llm(server: Server) -> SemKV:
+    return SemKV(base_url=server.base_url, api_key=server.api_key, max_tokens=4)
 
 
-def test_metadata_is_the_server_s(llm: SemKV) -> None:
+def test_metadata_is_the_server_s(llm: SemKV, server: Server) -> None:
     assert llm.metadata.context_window == 1024
     assert llm.metadata.is_chat_model
-    assert llm.metadata.model_name == "reader"
+    assert llm.metadata.model_name == server.model
 
 
 def test_it_answers_as_in_this_process(
@@ -57,23 +58,27 @@ async def test_the_eight_methods_agree(llm: SemKV, prompt: str) -> None:
         assert report.kv_cache == "hit"
 
 
-def test_options_reach_the_server(llm: SemKV, prompt: str) -> None:
+def test_options_reach_the_server(llm: SemKV, server: Server, prompt: str) -> None:
     report = llm.complete(prompt, ratio=0.4, selector="chunk_head").additional_kwargs["semkv"]
     assert (report["ratio"], report["selector"]) == (0.4, "chunk_head")
-    off = SemKV(base_url=llm.base_url, reuse=False, max_tokens=4).complete(prompt)
+    off = SemKV(
+        base_url=server.base_url, api_key=server.api_key, reuse=False, max_tokens=4
+    ).complete(prompt)
     assert off.additional_kwargs["semkv"]["kv_cache"] == "skip"
     endless = llm.complete(prompt, max_tokens=6, ignore_eos=True)
     assert endless.raw is not None
     assert endless.raw["usage"]["completion_tokens"] == 6
 
 
-def test_what_the_server_refuses_is_an_option_error(llm: SemKV, prompt: str) -> None:
+def test_what_the_server_refuses_is_an_option_error(
+    llm: SemKV, server: Server, prompt: str
+) -> None:
     with pytest.raises(OptionError, match="namespace"):
         llm.complete(prompt, namespace="another")
     with pytest.raises(OptionError):
         llm.stream_complete("Question " * 2000)
-    with pytest.raises(OptionError, match="it has reader"):
-        _ = SemKV(base_url=llm.base_url, model="unknown").metadata
+    with pytest.raises(OptionError, match=f"it has {server.model}"):
+        _ = SemKV(base_url=server.base_url, api_key=server.api_key, model="unknown").metadata
 
 
 def test_no_server_is_an_engine_error(prompt: str) -> None:
