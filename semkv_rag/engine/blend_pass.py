@@ -28,7 +28,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from blake3 import blake3
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from vllm.config import VllmConfig
@@ -59,6 +61,11 @@ class BlendTask:
     tokens: list[int]
     block_ids: list[int]
     start: int
+
+    def key(self) -> bytes:
+        """32 bytes that two tasks share only when plan and tokens are the same."""
+        tokens = np.asarray(self.tokens, dtype=np.int32).tobytes()
+        return blake3(self.plan.digest() + tokens).digest()
 
 
 @dataclass(frozen=True)
@@ -104,8 +111,8 @@ class BlendPass:
         self._config = config
         self.agree = agree
         self.reader = ThreadPoolExecutor(1, thread_name_prefix="semkv-load")
-        # Which tokens a plan picked, by its digest. When vLLM finds the first blocks of a plan in its
-        # prefix cache, only the others are blended, and they must be the ones of the first time:
+        # Which tokens were picked, by plan and prompt. When vLLM finds the first blocks of a plan in
+        # its prefix cache, only the others are blended, and they must be the ones of the first time:
         # else an answer would depend on what happened to be cached.
         self.picked: OrderedDict[bytes, Tensor] = OrderedDict()
 
@@ -192,18 +199,18 @@ class BlendPass:
         return keys.view(len(keys), heads, -1), values.view(len(values), heads, -1)
 
     def recall(self, task: BlendTask) -> Tensor | None:
-        """The rows that the task's plan picked the first time, or None."""
-        picked = self.picked.get(task.plan.digest())
+        """The rows that were picked the first time, or None."""
+        picked = self.picked.get(task.key())
         if picked is None:
             return None
-        self.picked.move_to_end(task.plan.digest())
+        self.picked.move_to_end(task.key())
         return picked[picked >= task.start] - task.start
 
     def remember(self, task: BlendTask, rows: Tensor) -> None:
         """Keep the picked rows, if they were picked out of all of the plan's tokens."""
         first = task.plan.first_inexact
         if first is None or task.start <= first:
-            self.picked[task.plan.digest()] = rows + task.start
+            self.picked[task.key()] = rows + task.start
             while len(self.picked) > REMEMBERED_PLANS:
                 self.picked.popitem(last=False)
 
@@ -232,7 +239,11 @@ class _Run:
         self._selector = SELECTOR_TYPES[options.selector]()
         self._check_layer = min(options.check_layer, len(owner.layers) - 1)
         count = self._selector.count(options.ratio, plan.reused_tokens)
-        self._checks = self._selector.needs_check_layer and count < plan.reused_tokens
+        self._checks = (
+            self._selector.needs_check_layer
+            and count < plan.reused_tokens
+            and bool(self.reused.any())
+        )
         self.full_layers = self._check_layer + 1 if self._checks else 0
         self.computed = ~exact
         if not self._checks:

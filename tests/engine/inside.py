@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from semkv_rag.engine import Engine
+from semkv_rag.engine.blend_pass import BlendTask
 from semkv_rag.reuse import ReusePlan
 
 T = TypeVar("T")
@@ -18,14 +19,14 @@ def inside(engine: Engine, function: Callable[[Any], T]) -> T:
     return answers[0]
 
 
-def picked_positions(engine: Engine, plan: ReusePlan) -> list[int] | None:
-    """The prompt positions that the executor picked for `plan`; None when it did not run."""
-    digest = plan.digest()
+def picked_positions(engine: Engine, plan: ReusePlan, prompt: list[int]) -> list[int] | None:
+    """The prompt positions that the executor picked; None when it did not run."""
+    key = BlendTask("", plan, prompt[: plan.covered], [], 0).key()
 
     def remembered(worker: Any) -> list[int] | None:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        picked = get_kv_transfer_group().executor._blend_pass.picked.get(digest)
+        picked = get_kv_transfer_group().executor.__blend_pass.picked.get(key)
         return None if picked is None else picked.tolist()
 
     return inside(engine, remembered)

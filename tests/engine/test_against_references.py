@@ -111,7 +111,7 @@ def test_kv_deviation_is_cacheblend(
 ) -> None:
     answer, tokens, plan = ask(pair, prompt, ratio=ratio, check_layer=check_layer)
     expected = pair.reference.blend(tokens, plan, pair.stored)
-    assert picked_positions(pair.engine, plan) == list(expected.picked)
+    assert picked_positions(pair.engine, plan, tokens) == list(expected.picked)
     assert answer.report.recomputed_tokens == len(expected.picked)
     assert_logprobs(answer, expected.logprobs)
 

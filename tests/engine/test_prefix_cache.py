@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Completion, Engine
 from tests.engine.answers import SAMPLING, assert_same, blended, plain
 from tests.engine.chunks import Stored, Tokens, random_tokens, store_chunks
+from tests.engine.inside import inside
 
 HEAD = random_tokens(800, 70)
 QUESTION = random_tokens(801, 12)
@@ -88,6 +91,25 @@ def test_a_plan_half_in_the_prefix_cache_picks_the_same_tokens(
     alone = blended(engine, [*prompt[:-12], *random_tokens(802, 12)], namespace=namespace)
     assert_same(other, alone)
     assert first.report.reused_tokens == other.report.reused_tokens
+
+
+def test_the_same_chunks_behind_other_text_are_picked_anew(engine: Engine, namespace: str) -> None:
+    """What was picked belongs to the prompt, not only to where its chunks stand."""
+    chunks = three_chunks(engine, namespace)
+    one = prompt_of(chunks)
+    other = random_tokens(804, len(HEAD)) + one[len(HEAD) :]
+    options = {"ratio": 0.1, "namespace": namespace}
+    alone = blended(engine, other, **options)
+
+    def forget(worker: Any) -> None:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        get_kv_transfer_group().executor._blend_pass.picked.clear()
+
+    inside(engine, forget)
+    engine.reset_prefix_cache()
+    blended(engine, one, **options)
+    assert_same(blended(engine, other, **options), alone)
 
 
 def test_namespaces_share_no_blocks(engine: Engine, namespace: str) -> None:
