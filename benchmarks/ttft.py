@@ -1,7 +1,8 @@
 """Time to first token: plain vLLM, a miss, and blends, interleaved in one run.
 
 Two engines stand side by side: plain vLLM without our connector, and ours. Prompts are 512-token
-chunks in an order of their own and a question; nothing comes from vLLM's prefix cache. Beside each
+chunks in an order of their own behind a few tokens of text, so that none is exact, and a question; nothing
+comes from vLLM's prefix cache. Beside each
 speed-up stands the arithmetic limit of its selector: what plain prefill computes, over what the blend
 must compute (linear layers and attention), if nothing else took time.
 
@@ -30,6 +31,7 @@ from semkv_rag.engine import Engine
 from tests.engine.chunks import random_tokens, store_chunks
 
 CHUNK = 512
+TEXT = 16
 QUESTION = 16
 RATIOS = (0.0, 0.05, 0.15, 0.30, 1.0)
 
@@ -109,7 +111,7 @@ def measure(
     shape = Shape.of(model)
     engine_args: dict[str, Any] = {
         "dtype": arguments.dtype,
-        "max_model_len": max(lengths) + 64,
+        "max_model_len": max(lengths) + 128,
         "kv_cache_memory_bytes": 1 << 30,
         "seed": 0,
     }
@@ -128,7 +130,8 @@ def measure(
         for length in lengths:
             order = list(range(length // CHUNK))
             random.Random(length).shuffle(order)
-            prompt = [token for index in order for token in chunks[index].tokens] + question
+            text = random_tokens(-2, TEXT, vocabulary)
+            prompt = text + [t for index in order for t in chunks[index].tokens] + question
             unknown = random_tokens(-length, len(prompt), vocabulary)
             times: dict[str, list[float]] = {}
             reports: dict[str, dict[str, Any]] = {}
@@ -147,7 +150,7 @@ def measure(
                     answer = engine.generate(
                         tokens, sampling={"max_tokens": 1, "temperature": 0}, reuse=options
                     )
-                    assert answer.report.cached_tokens == 0
+                    assert answer.report.cached_tokens == answer.report.exact_tokens == 0
                     if repeat:
                         times.setdefault(name, []).append(answer.ttft_ms)
                     reports[name] = answer.report.to_mapping()
@@ -156,6 +159,7 @@ def measure(
     return {
         "model": {**shape.__dict__, "dtype": arguments.dtype, "weights": "random"},
         "chunk_tokens": CHUNK,
+        "text_tokens": TEXT,
         "question_tokens": QUESTION,
         "selector": "kv_deviation",
         "check_layer": ReuseOptions().check_layer,
@@ -169,13 +173,13 @@ def row(
 ) -> dict[str, Any]:
     """One prompt length's figures. Ratios are taken pair by pair: runs that stood side by side."""
     methods = {}
-    full = shape.prefill(length + QUESTION)
+    full = shape.prefill(TEXT + length + QUESTION)
     for name, values in times.items():
         speedups = [p / v for p, v in zip(times["plain"], values, strict=True)]
         entry: dict[str, Any] = {"ttft_ms": summary(values), "speedup": summary(speedups)}
         if name.endswith("%"):
             ratio = float(name.rstrip("%")) / 100
-            limit = full / shape.blend(length, ratio, ReuseOptions().check_layer)
+            limit = full / shape.blend(TEXT + length, ratio, ReuseOptions().check_layer)
             entry["limit"] = round(limit, 3)
             entry["of_limit"] = round(entry["speedup"]["median"] / limit, 3)
             entry["report"] = {
@@ -183,7 +187,7 @@ def row(
                 for key in ("reused_tokens", "recomputed_tokens", "load_ms", "blend_ms", "match_ms")
             }
         methods[name] = entry
-    return {"prompt_tokens": length + QUESTION, "methods": methods}
+    return {"prompt_tokens": TEXT + length + QUESTION, "methods": methods}
 
 
 def print_row(result: dict[str, Any]) -> None:

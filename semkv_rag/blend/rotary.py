@@ -28,25 +28,40 @@ class Rotary:
     cos_sin: Tensor
     interleaved: bool
 
-    def rotate(self, keys: Tensor, shift: int) -> Tensor:
-        """Move `keys`, [tokens, kv_heads, head_dim], by `shift` positions (negative: to the left).
+    def angles(self, shifts: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines that move keys by `shifts`, each [tokens, 1, pairs], float32.
 
-        Dimensions behind the rotary ones (partial rotary) stay as they are.
+        Args:
+            shifts: positions to move by, [tokens], int64; negative moves to the left.
         """
-        if shift == 0:
-            return keys
-        cos, sin = self.cos_sin[abs(shift)].chunk(2)
-        if shift < 0:
-            sin = -sin
-        dims = 2 * cos.numel()
-        turned, rest = keys[..., :dims].float(), keys[..., dims:]
+        cos, sin = self.cos_sin[shifts.abs()].unsqueeze(1).chunk(2, dim=-1)
+        return cos, torch.where(shifts[:, None, None] < 0, -sin, sin)
+
+    def turn(self, keys: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+        """Move `keys` by the angles of `angles` into `out`, both [tokens, kv_heads, head_dim].
+
+        Float32 inside. Dimensions behind the rotary ones (partial rotary) stay as they are.
+        """
+        dims = 2 * cos.shape[-1]
+        if dims < keys.shape[-1]:
+            out[..., dims:] = keys[..., dims:]
+        a, b = self._pairs(keys[..., :dims].float())
+        out_a, out_b = self._pairs(out[..., :dims])
+        out_a.copy_(torch.addcmul(a * cos, b, sin, value=-1))
+        out_b.copy_(torch.addcmul(b * cos, a, sin))
+
+    def _pairs(self, rotary: Tensor) -> tuple[Tensor, Tensor]:
+        """Views of both members of each pair of dimensions."""
         if self.interleaved:
-            a, b = turned[..., 0::2], turned[..., 1::2]
-            out = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
-        else:
-            a, b = turned.chunk(2, dim=-1)
-            out = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-        return torch.cat((out.to(keys.dtype), rest), dim=-1)
+            return rotary[..., 0::2], rotary[..., 1::2]
+        half = rotary.shape[-1] // 2
+        return rotary[..., :half], rotary[..., half:]
+
+    def rotate(self, keys: Tensor, shift: int) -> Tensor:
+        """Move `keys`, [tokens, kv_heads, head_dim], by `shift` positions, all alike."""
+        out = torch.empty_like(keys)
+        self.turn(keys, *self.angles(torch.tensor([shift], device=self.cos_sin.device)), out)
+        return out
 
 
 def rotary_candidates(module: nn.Module | None, positions: int) -> list[Rotary]:

@@ -232,9 +232,7 @@ class _Run:
         self.reused = self._mask([span for span in spans if not span.exact])
         exact = self._mask([span for span in spans if span.exact])
         self._stored_rows = torch.nonzero(self.reused | exact).flatten()
-        self._loader = (
-            SpanLoader(spans, sources, owner.layers, device, owner.reader) if spans else None
-        )
+        self._stored_slots = self._slots[self._stored_rows]
 
         self._selector = SELECTOR_TYPES[options.selector]()
         self._check_layer = min(options.check_layer, len(owner.layers) - 1)
@@ -249,7 +247,13 @@ class _Run:
         if not self._checks:
             self.computed &= ~self.reused
             self.computed[self._picked_of_plan(count)] = True
+        self._loader: SpanLoader | None = None
+        if spans:
+            # Below the check layer only exact rows take stored KV.
+            first = self._check_layer if self._checks and not bool(exact.any()) else 0
+            self._loader = SpanLoader(spans, sources, owner.layers, device, owner.reader, first)
         self._launched = torch.nonzero(self.computed).flatten()
+        self._going_on: Tensor | None = None  # of the launched rows; None: all of them
         self._reached = -1
 
     @property
@@ -287,10 +291,11 @@ class _Run:
                 self._select(index, layer, args, kwargs)
             else:
                 self._write_stored(index)
-            rows = torch.searchsorted(self._launched, torch.nonzero(self.computed).flatten())
-            if len(rows) == 0:
+            if self._going_on is None:
+                return args, kwargs
+            if len(self._going_on) == 0:
                 raise _NothingLeft
-            cut: tuple[Any, Any] = _rows_of((args, kwargs), rows, len(self._launched))
+            cut: tuple[Any, Any] = _rows_of((args, kwargs), self._going_on, len(self._launched))
             return cut
 
         return hook
@@ -305,8 +310,8 @@ class _Run:
             raise RuntimeError("the check layer computed no keys and values")
         except _KVKnown as known:
             keys, values = owner.as_heads(index, known.keys, known.values)
+        self._write_stored(index)
         owner.tap.write(index, keys, values, self._slots[self._launched])
-        self._write_stored(index)  # the exact rows
 
         rows = torch.nonzero(self.reused).flatten()
         picked = owner.recall(self._task)
@@ -329,20 +334,21 @@ class _Run:
             owner.remember(self._task, picked)
         self.computed &= ~self.reused
         self.computed[picked] = True
-        if bool(self.computed.any()):
+        going_on = torch.nonzero(self.computed).flatten()
+        self._going_on = torch.searchsorted(self._launched, going_on)
+        if len(going_on):
             context = get_forward_context()
             context.attn_metadata, context.slot_mapping = owner.paged.metadata(
-                self._blocks, self.positions[self.computed]
+                self._blocks, self.positions[going_on]
             )
 
     def _write_stored(self, index: int) -> None:
-        """Write layer `index`'s stored KV of every row that has it and is not computed."""
-        keep = ~self.computed[self._stored_rows]
-        if self._loader is None or not bool(keep.any()):
-            return
-        keys, values = self._loader.layer(index)
-        slots = self._slots[self._stored_rows[keep]]
-        self._owner.tap.write(index, keys[keep], values[keep], slots)
+        """Write layer `index`'s stored KV; what is computed is written over it soon after.
+
+        Writing all of it is cheaper than leaving out the rows that are computed.
+        """
+        if self._loader is not None and not bool(self.computed[self._stored_rows].all()):
+            self._owner.tap.write(index, *self._loader.layer(index), self._stored_slots)
 
     def _mask(self, spans: Sequence[Span]) -> Tensor:
         mask = torch.zeros(len(self.positions), dtype=torch.bool, device=self.positions.device)

@@ -30,7 +30,7 @@ def own_engine(tiny_model: Callable[[str], Path], tmp_path: Path) -> Iterator[En
 
 @contextmanager
 def unwritable(engine: Engine) -> Iterator[str]:
-    """The store's folder read-only: by a mount where that can be had, else by a limit of no bytes."""
+    """The store's folder read-only: by a mount where that can be had, else by a limit of 4 KiB."""
     assert engine.store is not None
     folder, mount, unmount = str(engine.store.root), shutil.which("mount"), shutil.which("umount")
     bind = [str(mount), "--bind", folder, folder]
@@ -41,9 +41,9 @@ def unwritable(engine: Engine) -> Iterator[str]:
         finally:
             subprocess.run([unmount, "--lazy", folder], check=True)
         return
-    limit_file_size(engine, 0)
+    limit_file_size(engine, 4096)
     try:
-        yield "a limit of no bytes"
+        yield "a limit of 4 KiB"
     finally:
         limit_file_size(engine, -1)
 

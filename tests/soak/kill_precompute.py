@@ -60,9 +60,11 @@ def main() -> None:
                 write_document(docs, rng.randrange(DOCUMENTS), rng)
         subprocess.run(command(docs, root), check=True, stderr=subprocess.DEVNULL)
         with KVStore(root) as store:
-            report = store.verify()
-            assert report.ok and not report.notices, report
+            assert store.verify().ok
             assert len(store.sources()) == DOCUMENTS
+            # Chunks that a killed run wrote of a text that has changed since are nobody's.
+            store.verify(repair=True)
+            assert store.verify().notices == ()
         again = subprocess.run(
             [*command(docs, root), "--json"], check=True, capture_output=True, text=True
         )
