@@ -1,10 +1,10 @@
 """Time to first token: plain vLLM, a miss, and blends, interleaved in one run.
 
 Two engines stand side by side: plain vLLM without our connector, and ours. Prompts are 512-token
-chunks in an order of their own behind a few tokens of text, so that none is exact, and a question; nothing
-comes from vLLM's prefix cache. Beside each
-speed-up stands the arithmetic limit of its selector: what plain prefill computes, over what the blend
-must compute (linear layers and attention), if nothing else took time.
+chunks in an order of their own behind a few tokens of text, so that none is exact, and a question;
+nothing comes from vLLM's prefix cache. Beside each speed-up stands the arithmetic limit of its selector:
+what plain prefill computes, over what the blend must compute (linear layers and attention), if nothing
+else took time.
 
     python benchmarks/ttft.py [--lengths 1024,2048,4096,8192] [--repeats 5] [--model FOLDER]
 
