@@ -26,7 +26,7 @@ def picked_positions(engine: Engine, plan: ReusePlan, prompt: list[int]) -> list
     def remembered(worker: Any) -> list[int] | None:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        picked = get_kv_transfer_group().executor.__blend_pass.picked.get(key)
+        picked = get_kv_transfer_group().executor._blend_pass.picked.get(key)
         return None if picked is None else picked.tolist()
 
     return inside(engine, remembered)
