@@ -126,13 +126,13 @@ def measure(
             [random_tokens(seed, CHUNK, vocabulary) for seed in range(max(lengths) // CHUNK)],
             namespace="default",
         )
-        question = random_tokens(-1, QUESTION, vocabulary)
+        question = random_tokens(100_001, QUESTION, vocabulary)
         for length in lengths:
             order = list(range(length // CHUNK))
             random.Random(length).shuffle(order)
-            text = random_tokens(-2, TEXT, vocabulary)
+            text = random_tokens(100_002, TEXT, vocabulary)
             prompt = text + [t for index in order for t in chunks[index].tokens] + question
-            unknown = random_tokens(-length, len(prompt), vocabulary)
+            unknown = random_tokens(100_003 + length, len(prompt), vocabulary)
             times: dict[str, list[float]] = {}
             reports: dict[str, dict[str, Any]] = {}
             for repeat in range(arguments.repeats + 1):  # the first warms up
