@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -25,6 +26,8 @@ from semkv_rag.engine.launch import WORKER, transfer_config
 from semkv_rag.engine.model_view import config_obstacle
 from semkv_rag.engine.tenants import Tenancy, TenantMiddleware
 from semkv_rag.errors import EngineError, OptionError
+
+logger = logging.getLogger(__name__)
 
 REPORTS_KEPT = 10_000
 MIDDLEWARE = "semkv_rag.engine.tenants.TenantMiddleware"
@@ -111,17 +114,13 @@ def _parse(arguments: Sequence[str]) -> Namespace:
 
 def _obstacle(args: Namespace) -> str | None:
     """Why this model starts without our connector, in words, or None."""
-    import logging
-
     try:
         config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
     except (ValueError, OSError, RuntimeError) as error:
         raise EngineError(f"vLLM cannot load {args.model}: {error}") from error
     obstacle = config_obstacle(config)
     if obstacle is not None:
-        logging.getLogger(__name__).warning(
-            "semkv: this model is answered without reuse: %s", obstacle
-        )
+        logger.warning("semkv: this model is answered without reuse: %s", obstacle)
     return obstacle
 
 

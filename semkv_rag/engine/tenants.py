@@ -68,7 +68,7 @@ class Tenancy:
         Raises:
             OptionError: an option is unknown, has an impossible value, or is not the client's.
         """
-        if TRANSFER_FIELD in (body.get("vllm_xargs") or {}):
+        if _holds(body.get("vllm_xargs"), TRANSFER_FIELD):
             raise OptionError(f"{TRANSFER_FIELD} stands in the request itself, not in vllm_xargs")
         transfer = body.get(TRANSFER_FIELD)
         transfer = {} if transfer is None else transfer
@@ -140,7 +140,7 @@ def _refuse_params(value: Any) -> None:
         OptionError: it does.
     """
     if isinstance(value, dict):
-        if PARAMS_KEY in (value.get(TRANSFER_FIELD) or {}):
+        if _holds(value.get(TRANSFER_FIELD), PARAMS_KEY):
             raise OptionError(
                 f"{TRANSFER_FIELD} of {PARAMS_KEY} is taken by {', '.join(GENERATING)}"
             )
@@ -149,6 +149,11 @@ def _refuse_params(value: Any) -> None:
     elif isinstance(value, list):
         for inner in value:
             _refuse_params(inner)
+
+
+def _holds(value: Any, key: str) -> bool:
+    """Whether a client's value, which may be anything, is an object with this key."""
+    return isinstance(value, dict) and key in value
 
 
 class _ReportingStream:
