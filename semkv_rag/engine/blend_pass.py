@@ -15,7 +15,7 @@ written per architecture. The layers up to the check layer see all tokens that a
 check layer itself only K and V are computed for all, and all are kept, since they cost nothing more.
 The last layer stops as soon as its K and V are written: nobody reads its output.
 
-While a layer computes, the next layer's KV is read from the files and moved to its new positions.
+While a layer computes, the next layer's KV is read from the files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,7 +39,7 @@ from semkv_rag.blend import SELECTOR_TYPES, Candidates, charged_ratio, pick
 from semkv_rag.engine.kv_tap import KVTap
 from semkv_rag.engine.model_view import Layer
 from semkv_rag.engine.paged import PagedKV
-from semkv_rag.engine.span_loader import KVSource, SpanLoader
+from semkv_rag.engine.span_loader import KVSource, SpanKV, SpanLoader, loader_thread
 from semkv_rag.reuse import ReusePlan, Span
 
 REMEMBERED_PLANS = 4096
@@ -110,14 +109,14 @@ class BlendPass:
         self.paged = paged
         self._config = config
         self.agree = agree
-        self.reader = ThreadPoolExecutor(1, thread_name_prefix="semkv-load")
+        self.loading = loader_thread()
         # Which tokens were picked, by plan and prompt. When vLLM finds the first blocks of a plan in
         # its prefix cache, only the others are blended, and they must be the ones of the first time:
         # else an answer would depend on what happened to be cached.
         self.picked: OrderedDict[bytes, Tensor] = OrderedDict()
 
     def close(self) -> None:
-        self.reader.shutdown(wait=False, cancel_futures=True)
+        self.loading.shutdown(wait=False, cancel_futures=True)
 
     @torch.inference_mode()
     def run(self, task: BlendTask, sources: Mapping[str, KVSource]) -> BlendStats:
@@ -231,9 +230,8 @@ class _Run:
         spans = [cut for span in plan.spans if (cut := _from(task.start, span)) is not None]
         self.reused = self._mask([span for span in spans if not span.exact])
         exact = self._mask([span for span in spans if span.exact])
-        self._stored_rows = torch.nonzero(self.reused | exact).flatten()
-        self._stored_slots = self._slots[self._stored_rows]
 
+        self._seed = int.from_bytes(plan.digest()[:7])
         self._selector = SELECTOR_TYPES[options.selector]()
         self._check_layer = min(options.check_layer, len(owner.layers) - 1)
         count = self._selector.count(options.ratio, plan.reused_tokens)
@@ -247,11 +245,20 @@ class _Run:
         if not self._checks:
             self.computed &= ~self.reused
             self.computed[self._picked_of_plan(count)] = True
+        # The spans that take stored KV, and the first layer that does: up to the check layer all rows
+        # but the exact ones are computed.
+        self._spans = [s for s in spans if self._checks or not self.computed[self._rows(s)].all()]
+        self._first = self._check_layer if self._checks and not bool(exact.any()) else 0
         self._loader: SpanLoader | None = None
-        if spans:
-            # Below the check layer only exact rows take stored KV.
-            first = self._check_layer if self._checks and not bool(exact.any()) else 0
-            self._loader = SpanLoader(spans, sources, owner.layers, device, owner.reader, first)
+        if self._spans:
+            self._loader = SpanLoader(
+                self._spans,
+                sources,
+                owner.layers,
+                device,
+                owner.loading,
+                self._first,
+            )
         self._launched = torch.nonzero(self.computed).flatten()
         self._going_on: Tensor | None = None  # of the launched rows; None: all of them
         self._reached = -1
@@ -287,10 +294,9 @@ class _Run:
     def _before(self, index: int) -> Callable[..., tuple[Any, Any]]:
         def hook(layer: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
             self._reached = index
+            stored = self._write_stored(index)
             if self._checks and index == self._check_layer:
-                self._select(index, layer, args, kwargs)
-            else:
-                self._write_stored(index)
+                self._select(index, layer, args, kwargs, stored)
             if self._going_on is None:
                 return args, kwargs
             if len(self._going_on) == 0:
@@ -300,7 +306,9 @@ class _Run:
 
         return hook
 
-    def _select(self, index: int, layer: nn.Module, args: Any, kwargs: Any) -> None:
+    def _select(
+        self, index: int, layer: nn.Module, args: Any, kwargs: Any, stored: Sequence[SpanKV]
+    ) -> None:
         """Pick the rows that go on; write the check layer's fresh KV of all that came here."""
         owner, options = self._owner, self._task.plan.options
         try:
@@ -310,24 +318,20 @@ class _Run:
             raise RuntimeError("the check layer computed no keys and values")
         except _KVKnown as known:
             keys, values = owner.as_heads(index, known.keys, known.values)
-        self._write_stored(index)
         owner.tap.write(index, keys, values, self._slots[self._launched])
 
         rows = torch.nonzero(self.reused).flatten()
         picked = owner.recall(self._task)
         if picked is None:
-            assert self._loader is not None
-            stored_keys, stored_values = self._loader.layer(index)
-            fresh, stored = (
-                torch.searchsorted(x, rows) for x in (self._launched, self._stored_rows)
-            )
+            fresh = torch.searchsorted(self._launched, rows)
+            inexact = [kv for span, kv in zip(self._spans, stored, strict=True) if not span.exact]
             candidates = Candidates(
-                rank_in_span=torch.empty_like(rows),
-                seed=0,
+                rank_in_span=_ranks(self._spans),
+                seed=self._seed,
                 keys=keys[fresh],
                 values=values[fresh],
-                stored_keys=stored_keys[stored],
-                stored_values=stored_values[stored],
+                stored_keys=torch.cat([keys for keys, _ in inexact]),
+                stored_values=torch.cat([values for _, values in inexact]),
             )
             scores = owner.agree(self._selector.scores(candidates))
             picked = rows[pick(scores, self._selector.count(options.ratio, len(rows)))]
@@ -342,19 +346,28 @@ class _Run:
                 self._blocks, self.positions[going_on]
             )
 
-    def _write_stored(self, index: int) -> None:
-        """Write layer `index`'s stored KV; what is computed is written over it soon after.
+    def _write_stored(self, index: int) -> Sequence[SpanKV]:
+        """Write layer `index`'s stored KV; returns that of `self._spans`.
 
-        Writing all of it is cheaper than leaving out the rows that are computed.
+        What is computed is written over it soon after: to write all of a span is cheaper than to
+        leave those rows out. Up to the check layer all rows but the exact ones are computed.
         """
-        if self._loader is not None and not bool(self.computed[self._stored_rows].all()):
-            self._owner.tap.write(index, *self._loader.layer(index), self._stored_slots)
+        if self._loader is None or index < self._first:
+            return ()
+        stored = self._loader.layer(index)
+        up_to_check = self._checks and index <= self._check_layer
+        for span, (keys, values) in zip(self._spans, stored, strict=True):
+            if span.exact or not up_to_check:
+                self._owner.tap.write(index, keys, values, self._slots[self._rows(span)])
+        return stored
+
+    def _rows(self, span: Span) -> slice:
+        return slice(span.dst - self._task.start, span.end - self._task.start)
 
     def _mask(self, spans: Sequence[Span]) -> Tensor:
         mask = torch.zeros(len(self.positions), dtype=torch.bool, device=self.positions.device)
         for span in spans:
-            begin = span.dst - self._task.start
-            mask[begin : begin + span.length] = True
+            mask[self._rows(span)] = True
         return mask
 
     def _picked_of_plan(self, count: int) -> Tensor:
@@ -365,10 +378,7 @@ class _Run:
             return self.positions[:0]
         positions = torch.cat([torch.arange(span.dst, span.end) for span in inexact])
         if count < len(positions):
-            candidates = Candidates(
-                rank_in_span=torch.cat([torch.arange(span.length) for span in inexact]),
-                seed=int.from_bytes(plan.digest()[:7]),
-            )
+            candidates = Candidates(rank_in_span=_ranks(inexact), seed=self._seed)
             positions = positions[pick(self._selector.scores(candidates), count)]
         rows = positions - self._task.start
         return rows[rows >= 0].to(self.positions.device)
@@ -388,6 +398,11 @@ def _from(start: int, span: Span) -> Span | None:
     if cut >= span.length:
         return None
     return replace(span, src=span.src + cut, dst=span.dst + cut, length=span.length - cut)
+
+
+def _ranks(spans: Sequence[Span]) -> Tensor:
+    """For the inexact tokens of `spans`, which token of its span each is."""
+    return torch.cat([torch.arange(span.length) for span in spans if not span.exact])
 
 
 def _copy(arguments: Any) -> Any:
