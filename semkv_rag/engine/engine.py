@@ -58,6 +58,8 @@ class Engine:
         store: the store's folder, made when missing; None for plain vLLM.
         index_url: the SQL index, when it is not SQLite in the store's folder.
         reuse: the options of requests that bring none.
+        chat_args: options of vLLM's chat, named as on its command line with `_` for `-`, such as
+            `{"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}`.
         engine_args: fields of vLLM's `AsyncEngineArgs`, such as `dtype` or `max_model_len`.
 
     Attributes:
@@ -68,6 +70,7 @@ class Engine:
         gate: whether this model is served with reuse, and if not, why.
         store: the store, or None.
         reuse: as given.
+        chat_args: as given.
 
     Raises:
         OptionError: an option cannot be used.
@@ -82,9 +85,11 @@ class Engine:
         store: str | Path | None = None,
         index_url: str | None = None,
         reuse: ReuseOptions | None = None,
+        chat_args: Mapping[str, Any] | None = None,
         **engine_args: Any,
     ) -> None:
         self.model = model
+        self.chat_args = dict(chat_args or {})
         self.reuse = reuse or ReuseOptions()
         # What the fingerprint stands for, for people who look into the store.
         settings = {name: str(value) for name, value in engine_args.items()}

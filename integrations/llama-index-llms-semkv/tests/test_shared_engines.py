@@ -13,7 +13,7 @@ READER = Path(__file__).parents[3] / "examples" / "reader"
 SCRIPT = """
 import asyncio, sys
 from llama_index.llms.semkv import SemKV, close_engines
-from llama_index.llms.semkv import shared
+from semkv_rag.backend import shared
 
 if __name__ == "__main__":
     options = dict(

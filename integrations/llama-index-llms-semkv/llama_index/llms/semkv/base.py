@@ -29,11 +29,16 @@ from llama_index.core.bridge.pydantic import (
 from llama_index.core.constants import DEFAULT_NUM_OUTPUTS
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import LLM
-from llama_index.llms.semkv.backend import Backend, Message, Part, Prompt
-from llama_index.llms.semkv.local import LocalBackend
-from llama_index.llms.semkv.remote import RemoteBackend
-from llama_index.llms.semkv.shared import shared_engine
 
+from semkv_rag.backend import (
+    Backend,
+    LocalBackend,
+    Message,
+    Part,
+    Prompt,
+    RemoteBackend,
+    shared_engine,
+)
 from semkv_rag.config import ReuseOptions
 from semkv_rag.errors import OptionError
 

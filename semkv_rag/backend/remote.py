@@ -10,9 +10,9 @@ from functools import cached_property
 from typing import Any
 
 import openai
-from llama_index.llms.semkv.backend import Part, Prompt
 from openai.types import Model
 
+from semkv_rag.backend.types import Part, Prompt
 from semkv_rag.errors import EngineError, OptionError
 
 # The field that carries options there and the report back, and our key in it.
@@ -31,7 +31,11 @@ class RemoteBackend:
     """
 
     def __init__(
-        self, base_url: str, api_key: str | None, model: str | None, timeout: float
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        model: str | None = None,
+        timeout: float = 60.0,
     ) -> None:
         self._base_url = base_url.rstrip("/")
         self._wanted = model
@@ -78,25 +82,58 @@ class RemoteBackend:
                 return False
         return True
 
-    def answer(self, prompt: Prompt, sampling: Mapping[str, Any], reuse: Mapping[str, Any]) -> Part:
+    @property
+    def supports_tools(self) -> bool:
+        return False
+
+    @property
+    def supports_images(self) -> bool:
+        return False
+
+    def count_tokens(self, text: str) -> int:
+        raise NotImplementedError
+
+    def hint(self, texts: Sequence[str], *, namespace: str | None = None) -> None:
+        """Nothing: a server that was not asked yet finds the files no sooner for it."""
+
+    def store_texts(
+        self,
+        documents: Iterable[tuple[str, Sequence[str]]],
+        *,
+        namespace: str | None = None,
+        head: str = "",
+        on_progress: OnProgress | None = None,
+    ) -> PrecomputeResult:
+        raise NotImplementedError
+
+    def forget(self, sources: Iterable[str], *, namespace: str | None = None) -> int:
+        raise NotImplementedError
+
+    def fingerprint(self) -> str:
+        raise NotImplementedError
+
+    def store_id(self) -> str:
+        raise NotImplementedError
+
+    def answer(self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]) -> Part:
         with self._errors():
             response = _endpoint(self._client, prompt).create(
-                **self._request(prompt, sampling, reuse)
+                **self._request(prompt, fields, reuse)
             )
         return _whole(response)
 
     async def aanswer(
-        self, prompt: Prompt, sampling: Mapping[str, Any], reuse: Mapping[str, Any]
+        self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]
     ) -> Part:
-        request = await asyncio.to_thread(self._request, prompt, sampling, reuse)
+        request = await asyncio.to_thread(self._request, prompt, fields, reuse)
         with self._errors():
             response = await _endpoint(self._async_client, prompt).create(**request)
         return _whole(response)
 
     def stream(
-        self, prompt: Prompt, sampling: Mapping[str, Any], reuse: Mapping[str, Any]
+        self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]
     ) -> Generator[Part, None, None]:
-        request = self._request(prompt, sampling, reuse)
+        request = self._request(prompt, fields, reuse)
         with self._errors():
             chunks = _endpoint(self._client, prompt).create(**request, **_STREAMED)
 
@@ -111,9 +148,9 @@ class RemoteBackend:
         return parts()
 
     async def astream(
-        self, prompt: Prompt, sampling: Mapping[str, Any], reuse: Mapping[str, Any]
+        self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]
     ) -> AsyncGenerator[Part, None]:
-        request = await asyncio.to_thread(self._request, prompt, sampling, reuse)
+        request = await asyncio.to_thread(self._request, prompt, fields, reuse)
         with self._errors():
             chunks = await _endpoint(self._async_client, prompt).create(**request, **_STREAMED)
 
@@ -129,11 +166,11 @@ class RemoteBackend:
         return parts()
 
     def _request(
-        self, prompt: Prompt, sampling: Mapping[str, Any], reuse: Mapping[str, Any]
+        self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The arguments of the client's `create`. The first time it asks the server for its model."""
         # vLLM takes its sampling parameters by their names beside OpenAI's, so all go in one way.
-        extra: dict[str, Any] = dict(sampling)
+        extra: dict[str, Any] = dict(fields)
         if reuse:
             extra[TRANSFER_FIELD] = {PARAMS_KEY: dict(reuse)}
         given = {"prompt": prompt} if isinstance(prompt, str) else {"messages": list(prompt)}
@@ -165,7 +202,7 @@ def _report(response: Any) -> Mapping[str, Any] | None:
 def _whole(response: Any) -> Part:
     choice = response.choices[0]
     text = choice.message.content if hasattr(choice, "message") else choice.text
-    return Part(text or "", _report(response), response.model_dump())
+    return Part(text or "", report=_report(response), raw=response.model_dump())
 
 
 @dataclass(slots=True)
@@ -189,4 +226,4 @@ class _StreamEnd:
         return text or ""
 
     def part(self) -> Part:
-        return Part("", self.report, self.raw)
+        return Part("", report=self.report, raw=self.raw)

@@ -1,7 +1,7 @@
-"""The engines of a process, one for each (model, store, engine arguments).
+"""The engines of a process, one for each (model, store, engine and chat arguments).
 
-A model in memory is expensive, so all `SemKV` objects with the same key share one. Engines are started
-at first use and end with the process, or by `close_engines`.
+A model in memory is expensive, so all LLM objects with the same key share one, whatever framework they
+are of. Engines are started at first use and end with the process, or by `close_engines`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,17 @@ _lock = threading.Lock()
 
 
 def shared_engine(
-    model: str, store: str | Path | None, index_url: str | None, engine_args: Mapping[str, Any]
+    model: str,
+    store: str | Path | None,
+    index_url: str | None,
+    engine_args: Mapping[str, Any],
+    chat_args: Mapping[str, Any] | None = None,
 ) -> Engine:
     """The process's engine for these arguments; the first call starts it, which takes a while.
+
+    Args:
+        engine_args: further arguments of `Engine`: its own options, or fields of `AsyncEngineArgs`.
+        chat_args: options of vLLM's chat, as `Engine` takes them.
 
     Raises:
         MissingExtraError: vLLM is not installed.
@@ -31,19 +39,22 @@ def shared_engine(
         EngineError: vLLM does not start.
     """
     folder = None if store is None else str(Path(store).resolve())
-    key = json.dumps([model, folder, index_url, engine_args], sort_keys=True, default=repr)
+    named = [model, folder, index_url, dict(engine_args), dict(chat_args or {})]
+    key = json.dumps(named, sort_keys=True, default=repr)
     with _lock:  # also while it starts: nobody is to start a second one
         if key not in _engines:
             from semkv_rag.engine import Engine
 
-            _engines[key] = Engine(model, store=folder, index_url=index_url, **engine_args)
+            _engines[key] = Engine(
+                model, store=folder, index_url=index_url, chat_args=chat_args, **engine_args
+            )
         return _engines[key]
 
 
 def close_engines() -> None:
     """End all engines that were started here, for example to free their memory in a notebook.
 
-    A `SemKV` that is used again starts its engine again.
+    An LLM object that is used again starts its engine again.
     """
     with _lock:
         while _engines:
