@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +13,7 @@ import openai
 from openai.types import Model
 
 from semkv_rag.backend.types import Part, Prompt
+from semkv_rag.corpus import OnProgress, PrecomputeResult
 from semkv_rag.errors import EngineError, OptionError
 
 # The field that carries options there and the report back, and our key in it.
