@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
-# Left alone, vLLM gives plain engines on a CPU all cores but one, and engines with a KV connector all but
-# two, or all where there are no more than two: a comparison of the two would compare core counts.
-os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
+# Left alone, vLLM on a CPU keeps one core free of a plain engine's computation and two of an engine with
+# a KV connector (none where there are no more than two): a comparison would compare core counts. Its
+# engine process polls for up to a second while it waits for a step, so without a core of its own it slows
+# down whatever is short.
+os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 OUTPUT = Path(__file__).resolve().parent.parent / "build" / "bench"
@@ -61,6 +63,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
+        "reserved_cores": int(os.environ["VLLM_CPU_NUM_OF_RESERVED_CPU"]),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "accelerator": _accelerator(),
         "architecture": platform.machine(),
