@@ -2,7 +2,7 @@
 
 Precompute is the capture of the chunks, their files on disk, and their rows in the index.
 
-    python benchmarks/precompute.py [--chunks 24] [--repeats 5]
+    python benchmarks/precompute.py [--chunks 64] [--repeats 5]
 
 Writes build/bench/precompute.json and precompute.png. About 5 minutes on two cores.
 """
@@ -27,7 +27,7 @@ from tests.engine.chunks import random_tokens, store_chunks
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--chunks", type=int, default=24)
+    parser.add_argument("--chunks", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -39,7 +39,8 @@ from semkv_rag.blend import SELECTOR_TYPES, Candidates, charged_ratio, pick
 from semkv_rag.engine.kv_tap import KVTap
 from semkv_rag.engine.model_view import Layer
 from semkv_rag.engine.paged import PagedKV
-from semkv_rag.engine.span_loader import KVSource, SpanKV, SpanLoader, loader_thread
+from semkv_rag.engine.span_loader import KVSource, SpanKV, SpanLoader
+from semkv_rag.engine.threads import pool_beside_model
 from semkv_rag.reuse import ReusePlan, Span
 
 REMEMBERED_PLANS = 4096
@@ -109,7 +110,7 @@ class BlendPass:
         self.paged = paged
         self._config = config
         self.agree = agree
-        self.loading = loader_thread()
+        self.loading = pool_beside_model(1, "semkv-load")
         # Which tokens were picked, by plan and prompt. When vLLM finds the first blocks of a plan in
         # its prefix cache, only the others are blended, and they must be the ones of the first time:
         # else an answer would depend on what happened to be cached.

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from semkv_rag.engine.model_view import Layer
+from semkv_rag.engine.threads import pool_beside_model
 from semkv_rag.errors import SemKVError
 from semkv_rag.reuse import token_array
 from semkv_rag.store import ChunkHeader, write_chunk
@@ -89,7 +90,7 @@ class ChunkCapture:
     _done: list[Captured] = field(default_factory=list)
     _lock: Lock = field(default_factory=Lock)
     _writers: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(WRITERS, thread_name_prefix="semkv-write")
+        default_factory=lambda: pool_beside_model(WRITERS, "semkv-write")
     )
     model: str = ""
 
@@ -145,10 +146,7 @@ class ChunkCapture:
     def _write(self, buffer: _Buffer, model: str) -> None:
         task = buffer.task
         try:
-            layers = [
-                (torch.cat([k for k, _ in parts]).cpu(), torch.cat([v for _, v in parts]).cpu())
-                for parts in buffer.layers
-            ]
+            layers = [(_joined([k for k, _ in p]), _joined([v for _, v in p])) for p in buffer.layers]
             header = ChunkHeader(
                 id=task.chunk_id,
                 model=model,
@@ -179,3 +177,8 @@ class ChunkCapture:
     def close(self) -> None:
         """Finish the files under way."""
         self._writers.shutdown(wait=True)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """The rows of all steps, in memory the files are written from; most chunks take one step."""
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).cpu()

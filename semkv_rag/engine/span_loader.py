@@ -7,7 +7,6 @@ cost more there than it saves.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,20 +20,6 @@ from semkv_rag.reuse import Span
 
 SpanKV: TypeAlias = tuple[Tensor, Tensor]
 """One span's K and V in one layer, each [tokens, kv_heads, head_dim]."""
-
-
-def loader_thread() -> ThreadPoolExecutor:
-    """The one thread that `SpanLoader`s share, beside the model and not in its way.
-
-    On a CPU vLLM binds its worker to the cores of its OpenMP threads and leaves others free for work
-    such as this; a thread that the worker starts would share the core of the model's main thread.
-    """
-
-    def unbind() -> None:
-        if hasattr(os, "sched_setaffinity"):  # the parent of the worker's process is not bound
-            os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
-
-    return ThreadPoolExecutor(1, thread_name_prefix="semkv-load", initializer=unbind)
 
 
 class KVSource(Protocol):
