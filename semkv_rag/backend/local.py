@@ -118,7 +118,8 @@ class LocalBackend:
         return self._engine.fingerprint
 
     def store_id(self) -> str:
-        return f"{self._store.root}#{self._namespace(None)}"
+        # With the last change: what was stored before may have gone since.
+        return f"{self._store.root}#{self._namespace(None)}#{self._store.last_change()}"
 
     @property
     def _store(self) -> KVStore:

@@ -130,6 +130,11 @@ class KVStore:
         with self._database.reading() as connection:
             return feed.read(connection, model, since)
 
+    def last_change(self) -> int:
+        """A number that is another one after every chunk that came or went: for caches' keys."""
+        with self._database.reading() as connection:
+            return feed.last(connection)
+
     def remove(self, model: str, namespace: str, ids: Iterable[str]) -> int:
         """Remove chunks, rows first, then files; how many were there. Sources go on listing them."""
         removed = 0

@@ -49,6 +49,18 @@ def test_eviction_and_sources_are_told(store: KVStore) -> None:
     assert set(gone[1:]) == set(ids[1:])
 
 
+def test_the_last_change_is_another_after_each(store: KVStore) -> None:
+    seen = [store.last_change()]
+    chunk = made.put(store, 1)
+    seen.append(store.last_change())
+    assert store.last_change() == seen[-1]
+    store.remove(made.MODEL, "default", [chunk])
+    seen.append(store.last_change())
+    made.put(store, 1)
+    seen.append(store.last_change())
+    assert len(set(seen)) == len(seen)
+
+
 def test_another_store_object_sees_them(
     store: KVStore, tmp_path: Path, index_url: str | None
 ) -> None:

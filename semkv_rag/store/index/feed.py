@@ -57,3 +57,8 @@ def read(connection: Connection, model: str, since: int) -> Changes:
         .order_by(changes.c.seq)
     )
     return Changes(last, [Change(*row) for row in connection.execute(news)])
+
+
+def last(connection: Connection) -> int:
+    """The number of the last change."""
+    return int(connection.execute(_POINT).one().last)

@@ -18,7 +18,6 @@ from llama_index.core.base.llms.types import (
     CompletionResponseGen,
     LLMMetadata,
     MessageRole,
-    TextBlock,
 )
 from llama_index.core.bridge.pydantic import (
     Field,
@@ -28,7 +27,16 @@ from llama_index.core.bridge.pydantic import (
 )
 from llama_index.core.constants import DEFAULT_NUM_OUTPUTS
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
-from llama_index.core.llms.llm import LLM
+from llama_index.core.llms.llm import ToolSelection
+from llama_index.llms.semkv.hints import listen
+from llama_index.llms.semkv.messages import (
+    JoinedCalls,
+    log_probabilities,
+    openai_choice,
+    to_openai,
+    tool_selections,
+)
+from llama_index.llms.semkv.structured import StructuredPrediction
 
 from semkv_rag.backend import (
     Backend,
@@ -43,13 +51,16 @@ from semkv_rag.config import ReuseOptions
 from semkv_rag.errors import OptionError
 
 if TYPE_CHECKING:
+    from llama_index.core.tools.types import BaseTool
+
     from semkv_rag.engine import Engine
 
 REPORT_KEY = "semkv"
+_ENGINE_FIELDS = ("index_url", "engine_args", "chat_args", "base_url")
 _REUSE_FIELDS = ("ratio", "selector", "check_layer", "namespace")
 
 
-class SemKV(LLM):
+class SemKV(StructuredPrediction):
     """A model in vLLM whose prompts take the KV of stored chunks out of a store.
 
     In this process with `model` and `store`: the engine is started at first use, and shared by all
@@ -84,7 +95,12 @@ class SemKV(LLM):
         default=None, description="The store's SQL index, when it is not in its folder."
     )
     engine_args: dict[str, Any] = Field(
-        default_factory=dict, description="Fields of vLLM's AsyncEngineArgs."
+        default_factory=dict,
+        description="Further options of `semkv_rag.Engine`, and fields of vLLM's AsyncEngineArgs.",
+    )
+    chat_args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="vLLM's chat options, such as tool_call_parser, as on its command line.",
     )
     base_url: str | None = Field(
         default=None, description="A server's address, up to and with /v1."
@@ -119,9 +135,13 @@ class SemKV(LLM):
     is_chat_model: bool | None = Field(
         default=None, description="None: when the model has a chat template."
     )
+    hints: bool = Field(
+        default=True, description="Read retrieved nodes' KV ahead of the prompt they stand in."
+    )
 
     _engine: Engine | None = PrivateAttr(default=None)
     _remote: RemoteBackend | None = PrivateAttr(default=None)
+    _local: tuple[Engine, LocalBackend] | None = PrivateAttr(default=None)
 
     def __init__(
         self,
@@ -133,11 +153,7 @@ class SemKV(LLM):
     ) -> None:
         """See the class's fields for the options; `engine` is an `Engine` that runs already."""
         if engine is not None:
-            if (
-                model
-                or store
-                or not options.keys().isdisjoint(("index_url", "engine_args", "base_url"))
-            ):
+            if model or store or not options.keys().isdisjoint(_ENGINE_FIELDS):
                 raise OptionError("engine= has its model and store: give it alone")
             model = engine.model
         try:
@@ -149,12 +165,15 @@ class SemKV(LLM):
         self._engine = engine
         if self.base_url is not None:
             self._remote = RemoteBackend(self.base_url, self.api_key, self.model, self.timeout)
+        elif self.hints:
+            listen(self)
 
     @model_validator(mode="after")
     def _check_options(self) -> SemKV:
         if self.base_url is None and self.model is None:
             raise OptionError("give a model, an engine or a base_url")
-        if self.base_url is not None and (self.store or self.index_url or self.engine_args):
+        its_own = (self.store, self.index_url, self.engine_args, self.chat_args)
+        if self.base_url is not None and any(its_own):
             raise OptionError("with base_url, the store and the engine are the server's")
         ReuseOptions.from_mapping(self._reuse_options({}))
         return self
@@ -166,11 +185,12 @@ class SemKV(LLM):
     @property
     def metadata(self) -> LLMMetadata:
         """What LlamaIndex asks of a model. The first call starts the engine."""
-        backend = self._backend()
+        backend = self.backend()
         return LLMMetadata(
             context_window=backend.context_window,
             num_output=self.max_tokens,
             is_chat_model=self._chats(backend),
+            is_function_calling_model=self._templates(backend) and backend.supports_tools,
             model_name=backend.model_name,
         )
 
@@ -183,31 +203,42 @@ class SemKV(LLM):
             ),
         }
 
+    def count_tokens(self, text: str) -> int:
+        """How many of the model's tokens a text is, without those it puts before every prompt."""
+        return self.backend().count_tokens(text)
+
+    def tokens(self, text: str) -> range:
+        """As many numbers as the text has tokens: `Settings.tokenizer = llm.tokens`.
+
+        With it LlamaIndex splits nodes and packs prompts in the model's own tokens.
+        """
+        return range(self.count_tokens(text))
+
     # ---- the eight methods -----------------------------------------------------------------
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        backend = self._backend()
+        backend = self.backend()
         part = backend.answer(self._chat_prompt(backend, messages), *self._options(kwargs))
-        return _chat_response(part, part.text)
+        return _chat_response(part, part.text, JoinedCalls())
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        backend = self._backend()
+        backend = self.backend()
         given = self._completion_prompt(backend, prompt, formatted)
         part = backend.answer(given, *self._options(kwargs))
         return _completion_response(part, part.text)
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        backend = self._backend()
+        backend = self.backend()
         parts = backend.stream(self._chat_prompt(backend, messages), *self._options(kwargs))
 
         def responses() -> Generator[ChatResponse, None, None]:
-            text = ""
+            text, calls = "", JoinedCalls()
             for part in parts:
                 text += part.text
-                yield _chat_response(part, text, delta=part.text)
+                yield _chat_response(part, text, calls, delta=part.text)
 
         return responses()
 
@@ -215,7 +246,7 @@ class SemKV(LLM):
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
-        backend = self._backend()
+        backend = self.backend()
         given = self._completion_prompt(backend, prompt, formatted)
         parts = backend.stream(given, *self._options(kwargs))
 
@@ -231,7 +262,7 @@ class SemKV(LLM):
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         backend, prompt = await asyncio.to_thread(self._ready_chat, messages)
         part = await backend.aanswer(prompt, *self._options(kwargs))
-        return _chat_response(part, part.text)
+        return _chat_response(part, part.text, JoinedCalls())
 
     @llm_completion_callback()
     async def acomplete(
@@ -249,10 +280,10 @@ class SemKV(LLM):
         parts = await backend.astream(prompt, *self._options(kwargs))
 
         async def responses() -> AsyncGenerator[ChatResponse, None]:
-            text = ""
+            text, calls = "", JoinedCalls()
             async for part in parts:
                 text += part.text
-                yield _chat_response(part, text, delta=part.text)
+                yield _chat_response(part, text, calls, delta=part.text)
 
         return responses()
 
@@ -271,35 +302,89 @@ class SemKV(LLM):
 
         return responses()
 
+    # ---- tools -----------------------------------------------------------------------------
+
+    def get_tool_calls_from_response(
+        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
+    ) -> list[ToolSelection]:
+        """The calls that the model wants made.
+
+        Raises:
+            ValueError: there are none, and that was to be an error.
+        """
+        selections = tool_selections(response.message)
+        if not selections and error_on_no_tool_call:
+            raise ValueError(f"the model called no tool, it said: {response.message.content!r}")
+        return selections
+
+    def _prepare_chat_with_tools(
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        tool_choice: str | dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        messages = list(chat_history or [])
+        if isinstance(user_msg, str):
+            messages.append(ChatMessage(role=MessageRole.USER, content=user_msg))
+        elif user_msg is not None:
+            messages.append(user_msg)
+        offered: dict[str, Any] = {}
+        if tools:
+            offered = {
+                "tools": [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools],
+                "tool_choice": openai_choice(tool_choice, tool_required),
+                "parallel_tool_calls": allow_parallel_tool_calls,
+            }
+        return {"messages": messages, **offered, **kwargs}
+
     # ---- what they share -------------------------------------------------------------------
 
-    def _backend(self) -> Backend:
-        """What answers. The first call starts the engine or asks the server: it takes a while."""
+    def hint_target(self) -> tuple[Backend, str | None] | None:
+        """Whom retrieved texts are told, with the namespace; None when nobody wants to know."""
+        return (self._local[1], self.namespace) if self.hints and self._local else None
+
+    def backend(self) -> Backend:
+        """What answers, and precomputes. The first call starts the engine, which takes a while."""
         if self._remote is not None:
             return self._remote
-        if self._engine is not None:
-            return LocalBackend(self._engine)
-        assert self.model is not None  # _check_options
-        return LocalBackend(shared_engine(self.model, self.store, self.index_url, self.engine_args))
+        engine = self._engine
+        if engine is None:
+            assert self.model is not None  # _check_options
+            engine = shared_engine(
+                self.model, self.store, self.index_url, self.engine_args, self.chat_args
+            )
+        local = self._local
+        if local is None or local[0] is not engine:  # the shared ones may have been closed
+            local = self._local = (engine, LocalBackend(engine))
+        return local[1]
 
     def _chats(self, backend: Backend) -> bool:
         return backend.has_chat_template if self.is_chat_model is None else self.is_chat_model
 
+    def _templates(self, backend: Backend) -> bool:
+        """Whether messages go through the model's own template, tools and images with them."""
+        return self.messages_to_prompt is generic_prompt and self._chats(backend)
+
     def _ready_chat(self, messages: Sequence[ChatMessage]) -> tuple[Backend, Prompt]:
-        backend = self._backend()
+        backend = self.backend()
         return backend, self._chat_prompt(backend, messages)
 
     def _ready_completion(self, prompt: str, formatted: bool) -> tuple[Backend, Prompt]:
-        backend = self._backend()
+        backend = self.backend()
         return backend, self._completion_prompt(backend, prompt, formatted)
 
     def _chat_prompt(self, backend: Backend, messages: Sequence[ChatMessage]) -> Prompt:
         """Through the caller's own `messages_to_prompt`, the chat template, or "role: content"."""
-        own = self.messages_to_prompt
-        assert own is not None  # LLM's validators
-        if own is not generic_prompt or not self._chats(backend):
-            return own(messages)
-        return [_message(message) for message in messages]
+        if not self._templates(backend):
+            assert self.messages_to_prompt is not None  # LLM's validators
+            return self.messages_to_prompt(messages)
+        images = backend.supports_images
+        return [to_openai(message, images=images) for message in messages]
 
     def _completion_prompt(self, backend: Backend, prompt: str, formatted: bool) -> Prompt:
         """A formatted prompt as it is, another as a user's message of a chat model."""
@@ -333,29 +418,32 @@ class SemKV(LLM):
         return given
 
 
-def _message(message: ChatMessage) -> Message:
-    for block in message.blocks:
-        if not isinstance(block, TextBlock):
-            raise OptionError(f"a message has a {block.block_type} block: SemKV takes text")
-    return Message(role=message.role.value, content=message.content or "")
-
-
 def _extras(part: Part) -> dict[str, Any]:
     return {} if part.report is None else {REPORT_KEY: dict(part.report)}
 
 
-def _chat_response(part: Part, text: str, delta: str | None = None) -> ChatResponse:
-    # Not into the message: its additional_kwargs would become part of the next prompt.
+def _chat_response(
+    part: Part, text: str, calls: JoinedCalls, delta: str | None = None
+) -> ChatResponse:
+    calls.add(part.tool_calls)
+    # The report is not put into the message: what is there becomes part of the next prompt.
     return ChatResponse(
-        message=ChatMessage(role=MessageRole.ASSISTANT, content=text),
+        message=calls.message(text),
         delta=delta,
         raw=part.raw,
+        logprobs=log_probabilities(part.logprobs),
         additional_kwargs=_extras(part),
     )
 
 
 def _completion_response(part: Part, text: str, delta: str | None = None) -> CompletionResponse:
-    return CompletionResponse(text=text, delta=delta, raw=part.raw, additional_kwargs=_extras(part))
+    return CompletionResponse(
+        text=text,
+        delta=delta,
+        raw=part.raw,
+        logprobs=log_probabilities(part.logprobs),
+        additional_kwargs=_extras(part),
+    )
 
 
 def _in_words(error: ValidationError) -> str:
