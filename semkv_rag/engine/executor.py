@@ -164,7 +164,8 @@ class BlendExecutor:
                 bad.append(chunk_id)
                 error = str(fault)
         if self._ranks > 1:
-            faults = torch.tensor([len(bad)], device=self._config.device_config.device)
+            # A float: vLLM's all-reduce over shared memory takes no integers.
+            faults = torch.tensor([float(len(bad))], device=self._config.device_config.device)
             if int(tensor_model_parallel_all_reduce(faults)) and error is None:
                 error = "a chunk file could not be read on another rank"
         return sources, tuple(bad), error
