@@ -4,16 +4,17 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
+INTEGRATIONS := integrations/llama-index-llms-semkv integrations/langchain-semkv
 
 .PHONY: setup test check demo bench lock clean
 
 setup: $(READY)
 
-$(READY): requirements/cpu.lock pyproject.toml integrations/llama-index-llms-semkv/pyproject.toml
+$(READY): requirements/cpu.lock pyproject.toml $(foreach i,$(INTEGRATIONS),$(i)/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed: make PYTHON=python3.12 …"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu.lock
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . -e integrations/llama-index-llms-semkv
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . $(foreach i,$(INTEGRATIONS),-e $(i))
 	@touch $@
 
 # Lint, types, then every test on real vLLM.
