@@ -1,0 +1,49 @@
+"""Two ranks, each with its own heads and files, answer as one does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import ENGINE_ARGS
+from semkv_rag.engine import Engine
+from tests.engine.answers import assert_same, blended, plain
+from tests.engine.chunks import random_tokens, store_chunks
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a core for each of two ranks")
+def test_two_ranks_answer_as_one(
+    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = str(tiny_model("qwen3"))
+    tokens = [random_tokens(seed, 60 + seed) for seed in range(3)]
+    prompt = [*random_tokens(99, 16), *tokens[2], *tokens[0], *random_tokens(77, 16)]
+
+    with Engine(model, store=tmp_path / "one", **ENGINE_ARGS) as one:
+        store_chunks(one, tokens, namespace="default")
+        expected = {ratio: blended(one, prompt, ratio=ratio) for ratio in (0.0, 0.3, 1.0)}
+
+    first, second, *_ = sorted(os.sched_getaffinity(0))
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{first}|{second}")
+    store = tmp_path / "two"
+    with Engine(model, store=store, tensor_parallel_size=2, **ENGINE_ARGS) as two:
+        assert two.gate.servable, two.gate.reason
+        stored = store_chunks(two, tokens, namespace="default")
+        for ratio, answer in expected.items():
+            got = blended(two, prompt, ratio=ratio)
+            assert_same(got, answer)
+            assert got.report.recomputed_tokens == answer.report.recomputed_tokens
+        assert_same(blended(two, prompt, ratio=1.0), plain(two, prompt))
+
+        # A file that one rank cannot read: all ranks compute, and the answer is plain vLLM's.
+        files = sorted(store.rglob(f"*{stored[0].id}*"))
+        assert len(files) == 2, files
+        files[1].write_bytes(files[1].read_bytes()[:-9])
+        two.reset_prefix_cache()
+        torn = blended(two, prompt, ratio=0.5)
+        assert torn.report.reused_tokens == 0
+        assert torn.report.reason is not None
+        assert_same(torn, plain(two, prompt))
