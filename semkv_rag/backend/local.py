@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
+from semkv_rag.backend.answers import StreamedAnswer, whole_part
+from semkv_rag.backend.fields import request_fields
 from semkv_rag.backend.types import Part, Prompt
 from semkv_rag.config import ReuseOptions
-from semkv_rag.corpus import OnProgress, PrecomputeResult, precompute_texts
+from semkv_rag.corpus import OnProgress, PrecomputeResult, forget_sources, precompute_texts
 from semkv_rag.errors import OptionError
 from semkv_rag.store import KVStore
+from semkv_rag.store.identity import store_identity
 
 if TYPE_CHECKING:
-    from semkv_rag.engine import Completion, Engine
+    from semkv_rag.engine import Engine
 
 
 class LocalBackend:
@@ -31,65 +36,75 @@ class LocalBackend:
 
     @property
     def has_chat_template(self) -> bool:
-        return bool(getattr(self._engine.tokenizer, "chat_template", None))
+        return self._engine.has_chat_template
 
     @property
     def supports_tools(self) -> bool:
-        return False
+        return self._engine.supports_tools
 
     @property
     def supports_images(self) -> bool:
-        return False
+        return self._engine.supports_images
 
     def count_tokens(self, text: str) -> int:
         return len(self._engine.tokenizer.encode(text, add_special_tokens=False))
 
     def answer(self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]) -> Part:
-        completion = self._engine.generate(
-            self._encode(prompt), sampling=fields, reuse=self._reuse(reuse)
-        )
-        return self._last_part(completion, len(completion.token_ids))
+        began = time.perf_counter()
+        given, fields, options = self._request(prompt, fields, reuse)
+        response = self._engine.respond(given, fields=fields, reuse=options)
+        return self._ended(whole_part(response), began)
 
     async def aanswer(
         self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]
     ) -> Part:
-        completion = await self._engine.agenerate(
-            self._encode(prompt), sampling=fields, reuse=self._reuse(reuse)
-        )
-        return self._last_part(completion, len(completion.token_ids))
+        began = time.perf_counter()
+        given, fields, options = self._request(prompt, fields, reuse)
+        response = await self._engine.arespond(given, fields=fields, reuse=options)
+        return self._ended(whole_part(response), began)
 
     def stream(
         self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]
     ) -> Generator[Part, None, None]:
-        completions = self._engine.stream(
-            self._encode(prompt), sampling=fields, reuse=self._reuse(reuse)
-        )
+        began = time.perf_counter()
+        given, fields, options = self._request(prompt, fields, reuse)
+        chunks = self._engine.respond_stream(given, fields=fields, reuse=options)
 
         def parts() -> Generator[Part, None, None]:
-            tokens = 0
-            for completion in completions:
-                tokens += len(completion.token_ids)
-                yield self._part(completion, tokens)
+            answer, first = StreamedAnswer(), None
+            try:
+                for chunk in chunks:
+                    if (part := answer.take(chunk)) is not None:
+                        first = first or time.perf_counter()
+                        yield part
+            finally:
+                chunks.close()
+            yield self._ended(answer.last(), began, first)
 
         return parts()
 
     async def astream(
         self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]
     ) -> AsyncGenerator[Part, None]:
-        completions = self._engine.astream(
-            self._encode(prompt), sampling=fields, reuse=self._reuse(reuse)
-        )
+        began = time.perf_counter()
+        given, fields, options = self._request(prompt, fields, reuse)
+        chunks = await self._engine.arespond_stream(given, fields=fields, reuse=options)
 
         async def parts() -> AsyncGenerator[Part, None]:
-            tokens = 0
-            async for completion in completions:
-                tokens += len(completion.token_ids)
-                yield self._part(completion, tokens)
+            answer, first = StreamedAnswer(), None
+            try:
+                async for chunk in chunks:
+                    if (part := answer.take(chunk)) is not None:
+                        first = first or time.perf_counter()
+                        yield part
+            finally:
+                await chunks.aclose()
+            yield self._ended(answer.last(), began, first)
 
         return parts()
 
     def hint(self, texts: Sequence[str], *, namespace: str | None = None) -> None:
-        """Nothing is done ahead yet."""
+        self._engine.hint(texts, namespace=namespace)
 
     def store_texts(
         self,
@@ -108,18 +123,14 @@ class LocalBackend:
         )
 
     def forget(self, sources: Iterable[str], *, namespace: str | None = None) -> int:
-        store, model, where = self._store, self._engine.fingerprint, self._namespace(namespace)
-        there = [name for name in sources if store.source(model, where, name) is not None]
-        for name in there:
-            store.remove_source(model, where, name)
-        return len(there)
+        where = self._namespace(namespace)
+        return forget_sources(self._store, self._engine.fingerprint, where, sources)
 
     def fingerprint(self) -> str:
         return self._engine.fingerprint
 
     def store_id(self) -> str:
-        # With the last change: what was stored before may have gone since.
-        return f"{self._store.root}#{self._namespace(None)}#{self._store.last_change()}"
+        return f"{store_identity(self._store)}/{self._namespace(None)}"
 
     @property
     def _store(self) -> KVStore:
@@ -130,35 +141,22 @@ class LocalBackend:
     def _namespace(self, namespace: str | None) -> str:
         return self._engine.reuse.namespace if namespace is None else namespace
 
-    def _encode(self, prompt: Prompt) -> str | Sequence[int]:
-        """Messages as tokens: the template writes BOS itself, so it must not be added again."""
-        if isinstance(prompt, str):
-            return prompt
-        tokenizer = self._engine.tokenizer
-        text: str = tokenizer.apply_chat_template(
-            list(prompt), tokenize=False, add_generation_prompt=True
-        )
-        tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
-        return tokens
+    def _request(
+        self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]
+    ) -> tuple[str | Sequence[Mapping[str, Any]], dict[str, Any], ReuseOptions]:
+        """What the engine is given; everything that can be checked here is."""
+        options = ReuseOptions.from_mapping(reuse, base=self._engine.reuse)
+        given = cast("str | Sequence[Mapping[str, Any]]", prompt)
+        return given, request_fields(prompt, fields), options
 
-    def _reuse(self, reuse: Mapping[str, Any]) -> ReuseOptions:
-        return ReuseOptions.from_mapping(reuse, base=self._engine.reuse)
-
-    def _part(self, completion: Completion, tokens: int) -> Part:
-        if completion.finish_reason is None:
-            return Part(completion.text)
-        return self._last_part(completion, tokens)
-
-    def _last_part(self, completion: Completion, tokens: int) -> Part:
-        raw = {
-            "model": self.model_name,
-            "finish_reason": completion.finish_reason,
-            "usage": {
-                "prompt_tokens": completion.prompt_tokens,
-                "completion_tokens": tokens,
-                "total_tokens": completion.prompt_tokens + tokens,
-            },
-            "ttft_ms": completion.ttft_ms,
-            "latency_ms": completion.latency_ms,
-        }
-        return Part(completion.text, report=completion.report.to_mapping(), raw=raw)
+    def _ended(self, part: Part, began: float, first: float | None = None) -> Part:
+        """The last part with its times, and with a report where no connector gave one."""
+        raw = dict(part.raw or {})
+        if first is not None:
+            raw["ttft_ms"] = (first - began) * 1000
+        raw["latency_ms"] = (time.perf_counter() - began) * 1000
+        report = part.report
+        if report is None:
+            tokens = raw.get("usage", {}).get("prompt_tokens", 0)
+            report = self._engine.plain_report(tokens).to_mapping()
+        return replace(part, report=report, raw=raw)

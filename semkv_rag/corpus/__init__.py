@@ -5,6 +5,7 @@ from semkv_rag.corpus.lazy import LazyCapturer
 from semkv_rag.corpus.precompute import DEFAULT_CHUNK_TOKENS, precompute, precompute_texts
 from semkv_rag.corpus.progress import Failure, OnProgress, PrecomputeProgress, PrecomputeResult
 from semkv_rag.corpus.readers import DocumentFile, FoundFiles, find_files, read_document
+from semkv_rag.corpus.sources import forget_sources
 from semkv_rag.corpus.split import TextChunk, split_text
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "PrecomputeResult",
     "TextChunk",
     "find_files",
+    "forget_sources",
     "precompute",
     "precompute_texts",
     "read_document",

@@ -33,6 +33,7 @@ class CaptureTask:
     """The part of one chunk that a step prefills.
 
     Attributes:
+        ticket: the number by which the one who asked for the capture knows it.
         chunk_id, namespace, kind: the chunk's identity, as in its file's header.
         tokens: the prompt: the chunk's context, then the chunk.
         context: how many of them are the context, which is not stored.
@@ -41,6 +42,7 @@ class CaptureTask:
     """
 
     request_id: str
+    ticket: int
     chunk_id: str
     namespace: str
     kind: str
@@ -61,16 +63,17 @@ class _Buffer:
 
 @dataclass(frozen=True)
 class Captured:
-    """What became of one chunk on one rank.
+    """What became of one capture on one rank.
 
     Attributes:
+        ticket: as in its task.
         bytes: its file's size; 0 when there is none.
         error: in words, why there is none.
         incomplete: part of it was found in vLLM's prefix cache, so its KV never passed the tap; the
             same capture with `skip_reading_prefix_cache` succeeds.
     """
 
-    chunk_id: str
+    ticket: int
     bytes: int
     error: str | None = None
     incomplete: bool = False
@@ -101,7 +104,7 @@ class ChunkCapture:
         self._rows = None
         for task in tasks:
             if task.start <= task.context:  # the chunk's first part (again, after a preemption)
-                self._buffers[task.chunk_id] = _Buffer(task, [[] for _ in self.layers])
+                self._buffers[task.request_id] = _Buffer(task, [[] for _ in self.layers])
 
     def see(self, index: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """The tap's handler while a step captures."""
@@ -119,7 +122,7 @@ class ChunkCapture:
         batch = slots.cpu().numpy()
         found = []
         for task in self._step:
-            buffer = self._buffers.get(task.chunk_id)
+            buffer = self._buffers.get(task.request_id)
             at = np.flatnonzero(batch == task.slots[0])
             if buffer is None or len(at) != 1:
                 continue
@@ -134,11 +137,11 @@ class ChunkCapture:
         for task in self._step:
             if task.start + len(task.slots) < len(task.tokens):
                 continue
-            buffer = self._buffers.pop(task.chunk_id, None)
+            buffer = self._buffers.pop(task.request_id, None)
             missing = len(task.tokens) - task.context - (buffer.rows if buffer else 0)
             if buffer is None or missing:
                 error = f"{missing} of its tokens were not computed"
-                self._add(Captured(task.chunk_id, 0, error, incomplete=True))
+                self._add(Captured(task.ticket, 0, error, incomplete=True))
             else:
                 self._writers.submit(self._write, buffer, self.model)
         self._step = []
@@ -146,7 +149,9 @@ class ChunkCapture:
     def _write(self, buffer: _Buffer, model: str) -> None:
         task = buffer.task
         try:
-            layers = [(_joined([k for k, _ in p]), _joined([v for _, v in p])) for p in buffer.layers]
+            layers = [
+                (_joined([k for k, _ in p]), _joined([v for _, v in p])) for p in buffer.layers
+            ]
             header = ChunkHeader(
                 id=task.chunk_id,
                 model=model,
@@ -160,9 +165,9 @@ class ChunkCapture:
                 world_size=self.world_size,
             )
             path = chunk_path(self.root, model, task.namespace, task.chunk_id, self.rank)
-            self._add(Captured(task.chunk_id, write_chunk(path, header, layers)))
+            self._add(Captured(task.ticket, write_chunk(path, header, layers)))
         except (OSError, SemKVError) as error:
-            self._add(Captured(task.chunk_id, 0, f"the chunk could not be written: {error}"))
+            self._add(Captured(task.ticket, 0, f"the chunk could not be written: {error}"))
 
     def _add(self, captured: Captured) -> None:
         with self._lock:

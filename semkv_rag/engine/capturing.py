@@ -1,11 +1,17 @@
-"""The client's side of capture: keeps vLLM's batches full and waits for the files."""
+"""The client's side of capture: keeps vLLM's batches full and waits for the files.
+
+Several captures may run at once (documents, retrieved texts, the tenants of a server): each item that
+is handed in has a ticket, and the `Tickets` of an engine give its results to the capture it belongs to.
+"""
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from semkv_rag.corpus.capture import CaptureItem, CaptureResult
@@ -15,50 +21,97 @@ POLL_SECONDS = 0.005
 WRITE_TIMEOUT_SECONDS = 120.0
 
 
+class Tickets:
+    """What became of the captures of one engine, for whoever waits for it; safe for threads.
+
+    Args:
+        take: what each rank has written since it was last asked, as fields of `Captured`.
+    """
+
+    def __init__(self, take: Callable[[], list[list[dict[str, Any]]]]) -> None:
+        self._take = take
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._waiting: dict[int, list[dict[str, Any]]] = {}
+        self.ranks = 0
+
+    def draw(self) -> int:
+        """A new ticket, whose results are kept from now on."""
+        with self._lock:
+            ticket = next(self._numbers)
+            self._waiting[ticket] = []
+            return ticket
+
+    def poll(self) -> None:
+        """Ask the engine for results."""
+        taken = self._take()
+        with self._lock:
+            self.ranks = len(taken)
+            for fields in itertools.chain.from_iterable(taken):
+                if fields["ticket"] in self._waiting:
+                    self._waiting[fields["ticket"]].append(fields)
+
+    def results(self, ticket: int) -> list[dict[str, Any]] | None:
+        """What all ranks say of a capture, or None while one of them has not."""
+        with self._lock:
+            results = self._waiting[ticket]
+            return results if self.ranks and len(results) >= self.ranks else None
+
+    def drop(self, ticket: int) -> None:
+        """Nobody waits for this one any more."""
+        with self._lock:
+            self._waiting.pop(ticket, None)
+
+
 @dataclass
 class _Pending:
     """A chunk that is being computed or written."""
 
     item: CaptureItem
+    ticket: int
     request: Future[Any]
     retried: bool = False
     prefilled_at: float | None = None
-    ranks: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Capturing:
     """Iterates over the results of a capture.
 
     Args:
-        prefill: starts a request that captures an item; told whether to pass the prefix cache by.
-        take: what each rank has written since it was last asked, as fields of `Captured`.
+        prefill: starts a request that captures an item under a ticket; told whether to pass the
+            prefix cache by.
+        tickets: the engine's.
         items: the chunks.
         in_flight: chunks that are computed or being written at a time.
+        abandon: asked all the while; once it says so, what is under way is dropped and the
+            iteration ends.
     """
 
     def __init__(
         self,
-        prefill: Callable[[CaptureItem, bool], Future[Any]],
-        take: Callable[[], list[list[dict[str, Any]]]],
+        prefill: Callable[[CaptureItem, int, bool], Future[Any]],
+        tickets: Tickets,
         items: Iterable[CaptureItem],
         in_flight: int,
+        abandon: Callable[[], bool] = lambda: False,
     ) -> None:
         self._prefill = prefill
-        self._take = take
+        self._tickets = tickets
         self._items = iter(items)
         self._in_flight = in_flight
+        self._abandon = abandon
         self._pending: dict[str, _Pending] = {}
 
     def __iter__(self) -> Iterator[CaptureResult]:
         exhausted = False
         try:
-            while True:
+            while not self._abandon():
                 while not exhausted and len(self._pending) < self._in_flight:
                     item = next(self._items, None)
                     if item is None:
                         exhausted = True
                     elif item.id not in self._pending:
-                        self._pending[item.id] = _Pending(item, self._prefill(item, False))
+                        self._start(item, skip_prefix_cache=False)
                 if not self._pending:
                     return
                 done = list(self._collect())
@@ -72,31 +125,34 @@ class Capturing:
         finally:
             for pending in self._pending.values():
                 pending.request.cancel()
+                self._tickets.drop(pending.ticket)
+
+    def _start(self, item: CaptureItem, *, skip_prefix_cache: bool) -> None:
+        ticket = self._tickets.draw()
+        request = self._prefill(item, ticket, skip_prefix_cache)
+        self._pending[item.id] = _Pending(item, ticket, request, retried=skip_prefix_cache)
 
     def _collect(self) -> Iterator[CaptureResult]:
         if any(pending.request.done() for pending in self._pending.values()):
-            ranks = self._take()
-            for rank in ranks:
-                for fields in rank:
-                    if fields["chunk_id"] in self._pending:
-                        self._pending[fields["chunk_id"]].ranks.append(fields)
-            for chunk_id, pending in list(self._pending.items()):
-                result = self._result(pending, len(ranks))
+            self._tickets.poll()
+            for pending in list(self._pending.values()):
+                result = self._result(pending)
                 if result is not None:
-                    del self._pending[chunk_id]
+                    del self._pending[pending.item.id]
+                    self._tickets.drop(pending.ticket)
                     yield result
 
-    def _result(self, pending: _Pending, ranks: int) -> CaptureResult | None:
+    def _result(self, pending: _Pending) -> CaptureResult | None:
         """The item's result when it is known, or None; an incomplete capture is started again."""
-        if len(pending.ranks) < ranks:
+        ranks = self._tickets.results(pending.ticket)
+        if ranks is None:
             return self._without_answer(pending)
-        if any(fields["incomplete"] for fields in pending.ranks) and not pending.retried:
-            self._pending[pending.item.id] = _Pending(
-                pending.item, self._prefill(pending.item, True), retried=True
-            )
+        if any(fields["incomplete"] for fields in ranks) and not pending.retried:
+            self._tickets.drop(pending.ticket)
+            self._start(pending.item, skip_prefix_cache=True)
             return None
-        error = next((fields["error"] for fields in pending.ranks if fields["error"]), None)
-        size = sum(fields["bytes"] for fields in pending.ranks)
+        error = next((fields["error"] for fields in ranks if fields["error"]), None)
+        size = sum(fields["bytes"] for fields in ranks)
         return CaptureResult(pending.item, 0 if error else size, error)
 
     def _without_answer(self, pending: _Pending) -> CaptureResult | None:

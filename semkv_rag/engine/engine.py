@@ -9,40 +9,43 @@ from __future__ import annotations
 import asyncio
 import atexit
 import itertools
-import queue
 import sys
 import threading
 import time
 import weakref
 from collections.abc import (
+    AsyncGenerator,
     AsyncIterator,
-    Awaitable,
     Callable,
+    Coroutine,
     Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError
-from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.corpus.capture import CaptureItem, CaptureResult
-from semkv_rag.engine.capturing import Capturing
+from semkv_rag.engine.bridge import Stream, stream_async
+from semkv_rag.engine.chat import ChatService, ChatSettings
 from semkv_rag.engine.completion import Completion, join
 from semkv_rag.engine.fingerprint import config_fingerprint
 from semkv_rag.engine.gate import GateReport
+from semkv_rag.engine.hints import Hints
 from semkv_rag.engine.launch import resolve, transfer_config
-from semkv_rag.engine.transfer import CAPTURE_KEY, PARAMS_KEY
+from semkv_rag.engine.llm_capturer import LLMCapturer
+from semkv_rag.engine.reporting import ReportingLLM
+from semkv_rag.engine.transfer import PARAMS_KEY
 from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.report import ReuseReport
 from semkv_rag.store import KVStore
@@ -60,6 +63,8 @@ class Engine:
         reuse: the options of requests that bring none.
         chat_args: options of vLLM's chat, named as on its command line with `_` for `-`, such as
             `{"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}`.
+        store_retrieved: of the texts of one `hint`, how many are stored at most that hold no stored
+            chunk yet; 0 stores none.
         engine_args: fields of vLLM's `AsyncEngineArgs`, such as `dtype` or `max_model_len`.
 
     Attributes:
@@ -70,7 +75,8 @@ class Engine:
         gate: whether this model is served with reuse, and if not, why.
         store: the store, or None.
         reuse: as given.
-        chat_args: as given.
+        supports_tools: whether the model's own tool calls are understood, by `chat_args`.
+        supports_images: whether messages may hold images.
 
     Raises:
         OptionError: an option cannot be used.
@@ -86,10 +92,12 @@ class Engine:
         index_url: str | None = None,
         reuse: ReuseOptions | None = None,
         chat_args: Mapping[str, Any] | None = None,
+        store_retrieved: int = 0,
         **engine_args: Any,
     ) -> None:
+        if type(store_retrieved) is not int or store_retrieved < 0:
+            raise OptionError(f"store_retrieved is {store_retrieved!r}: use a number from 0 up")
         self.model = model
-        self.chat_args = dict(chat_args or {})
         self.reuse = reuse or ReuseOptions()
         # What the fingerprint stands for, for people who look into the store.
         settings = {name: str(value) for name, value in engine_args.items()}
@@ -104,6 +112,7 @@ class Engine:
             config, obstacle = resolve(model, engine_args, transfer)
             self.fingerprint = config_fingerprint(config)
             self._connected = obstacle is None
+            self._chat_settings = ChatSettings(config, model, chat_args or {})
             self._ids = itertools.count()
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(
@@ -114,7 +123,11 @@ class Engine:
             if self.store is not None:
                 self.store.close()
             raise
-        self._llm: AsyncLLM | None = None
+        self._llm: ReportingLLM | None = None
+        self._capturer: LLMCapturer | None = None
+        self._hints: Hints | None = None
+        self._service: ChatService | None = None
+        self._service_lock = asyncio.Lock()
         try:
             self._llm = self._call(self._start(config))
             self.gate = (
@@ -127,6 +140,18 @@ class Engine:
             raise
         self.tokenizer = self._llm.get_tokenizer()
         self.max_model_len: int = config.model_config.max_model_len
+        self.supports_tools = self._chat_settings.supports_tools
+        self.supports_images = self._chat_settings.supports_images
+        if self.store is not None:
+            self._capturer = LLMCapturer(
+                self._llm,
+                self._loop,
+                store=self.store,
+                fingerprint=self.fingerprint,
+                description=self._description,
+                gate=self.gate,
+            )
+            self._hints = Hints(self._llm, self._capturer, store_retrieved)
         # At exit the engine process must end before the interpreter takes our thread away.
         reference = weakref.ref(self)
         self._at_exit: Callable[[], None] = lambda: _close(reference)
@@ -189,19 +214,7 @@ class Engine:
         reuse: ReuseOptions | None = None,
     ) -> Iterator[Completion]:
         """As `generate`, part by part. Closing the iterator aborts the request."""
-        params = self._params(sampling, reuse)
-        parts: queue.SimpleQueue[Completion | None] = queue.SimpleQueue()
-        pump = self._submit(self._pump(prompt, params, parts.put))
-
-        def iterate() -> Iterator[Completion]:
-            try:
-                while (part := parts.get()) is not None:
-                    yield part
-                pump.result()
-            finally:
-                pump.cancel()
-
-        return iterate()
+        return Stream(self._submit, self._parts(prompt, self._params(sampling, reuse)))
 
     def astream(
         self,
@@ -211,25 +224,112 @@ class Engine:
         reuse: ReuseOptions | None = None,
     ) -> AsyncIterator[Completion]:
         """As `stream`, for an event loop."""
-        params = self._params(sampling, reuse)
+        return stream_async(self._submit, self._parts(prompt, self._params(sampling, reuse)))
 
-        async def iterate() -> AsyncIterator[Completion]:
-            parts: asyncio.Queue[Completion | None] = asyncio.Queue()
-            loop = asyncio.get_running_loop()
+    # ---- answering as OpenAI's API ---------------------------------------------------------
 
-            def put(part: Completion | None) -> None:
-                with suppress(RuntimeError):  # the caller's loop is closed: nobody listens
-                    loop.call_soon_threadsafe(parts.put_nowait, part)
+    def respond(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        *,
+        fields: Mapping[str, Any] | None = None,
+        reuse: ReuseOptions | None = None,
+    ) -> dict[str, Any]:
+        """Answer text or messages by vLLM's own OpenAI layer, as `semkv serve` does over HTTP.
 
-            pump = self._submit(self._pump(prompt, params, put))
-            try:
-                while (part := await parts.get()) is not None:
-                    yield part
-                await asyncio.wrap_future(pump)
-            finally:
-                pump.cancel()
+        Args:
+            prompt: text goes to the model as it is, messages through its chat template.
+            fields: further fields of OpenAI's request, and vLLM's, such as `max_tokens`, `tools` or
+                `response_format`.
+            reuse: this request's options instead of the engine's.
 
-        return iterate()
+        Returns:
+            OpenAI's response, with the reuse report under `["kv_transfer_params"]["semkv"]`.
+
+        Raises:
+            OptionError: a field or the prompt's length cannot be used.
+            EngineError: the engine stopped.
+        """
+        return self._call(self._respond(prompt, fields, reuse))
+
+    async def arespond(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        *,
+        fields: Mapping[str, Any] | None = None,
+        reuse: ReuseOptions | None = None,
+    ) -> dict[str, Any]:
+        """As `respond`, for an event loop; cancelling it aborts the request."""
+        return await asyncio.wrap_future(self._submit(self._respond(prompt, fields, reuse)))
+
+    def respond_stream(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        *,
+        fields: Mapping[str, Any] | None = None,
+        reuse: ReuseOptions | None = None,
+    ) -> Stream[dict[str, Any]]:
+        """As `respond`, chunk by chunk; the last one holds the report and no choices.
+
+        The request is checked before this returns. Closing the stream aborts it.
+        """
+        return Stream(self._submit, self._call(self._open(prompt, fields, reuse)))
+
+    async def arespond_stream(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        *,
+        fields: Mapping[str, Any] | None = None,
+        reuse: ReuseOptions | None = None,
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """As `respond_stream`, for an event loop."""
+        chunks = await asyncio.wrap_future(self._submit(self._open(prompt, fields, reuse)))
+        return stream_async(self._submit, chunks)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether messages can be answered."""
+        return self._chat_settings.has_template(self.tokenizer)
+
+    async def _respond(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        fields: Mapping[str, Any] | None,
+        reuse: ReuseOptions | None,
+    ) -> dict[str, Any]:
+        service = await self._chat_service()
+        return await service.answer(prompt, fields or {}, self._transfer(reuse))
+
+    async def _open(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        fields: Mapping[str, Any] | None,
+        reuse: ReuseOptions | None,
+    ) -> AsyncIterator[dict[str, Any]]:
+        service = await self._chat_service()
+        return await service.open(prompt, fields or {}, self._transfer(reuse))
+
+    async def _chat_service(self) -> ChatService:
+        async with self._service_lock:
+            if self._service is None:
+                if self._llm is None:
+                    raise EngineError("the engine is closed")
+                self._service = await ChatService.start(self._llm, self._chat_settings)
+            return self._service
+
+    def _transfer(self, reuse: ReuseOptions | None) -> dict[str, Any] | None:
+        return {PARAMS_KEY: (reuse or self.reuse).to_mapping()} if self._connected else None
+
+    # ---- what is done ahead ----------------------------------------------------------------
+
+    def hint(self, texts: Sequence[str], *, namespace: str | None = None) -> None:
+        """Say that these texts will stand in a prompt soon: at once, best effort, never raises.
+
+        The files of stored chunks in them are read ahead. Up to `store_retrieved` of the texts that
+        hold no stored chunk are stored once no request is under way.
+        """
+        if self._hints is not None:
+            self._hints.give(texts, self.reuse.namespace if namespace is None else namespace)
 
     def reset_prefix_cache(self) -> bool:
         """Empty vLLM's prefix cache (L0); False when a request under way holds part of it."""
@@ -257,45 +357,16 @@ class Engine:
             EngineError: the engine has no store, its model cannot be served with reuse, or it
                 stopped.
         """
-        if self.store is None:
+        if self._capturer is None:
             raise EngineError("the engine was started without a store: pass store=…")
-        if not self.gate.servable:
-            raise EngineError(f"this model cannot be served with reuse: {self.gate.reason}")
-        self.store.add_model(self.fingerprint, self._description)
-        return iter(Capturing(self._prefill_item, self._take_captures, items, in_flight))
-
-    def _prefill_item(self, item: CaptureItem, skip_prefix_cache: bool) -> Future[Any]:
-        wishes = {
-            "namespace": item.namespace,
-            CAPTURE_KEY: {"id": item.id, "kind": item.kind, "context": len(item.context)},
-        }
-        params = SamplingParams(
-            max_tokens=1,
-            temperature=0,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            skip_reading_prefix_cache=skip_prefix_cache,
-            extra_args={"kv_transfer_params": {PARAMS_KEY: wishes}},
-        )
-        return self._submit(self._answer([*item.context.tolist(), *item.tokens.tolist()], params))
-
-    def _take_captures(self) -> list[list[dict[str, Any]]]:
-        """What each rank has written since the last call."""
-
-        async def ask() -> list[list[dict[str, Any]]]:
-            assert self._llm is not None
-            answer: list[list[dict[str, Any]]] = await self._llm.collective_rpc(
-                "semkv_take_captures"
-            )
-            return answer
-
-        return self._call(ask())
+        return self._capturer.capture(items, in_flight=in_flight)
 
     # ---- the loop --------------------------------------------------------------------------
 
-    async def _start(self, config: Any) -> AsyncLLM:
+    async def _start(self, config: Any) -> ReportingLLM:
         with _script_left_alone():
-            return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+            llm: ReportingLLM = ReportingLLM.from_vllm_config(config, disable_log_stats=True)
+            return llm
 
     async def _ask_gate(self) -> GateReport:
         assert self._llm is not None
@@ -308,10 +379,13 @@ class Engine:
         """vLLM's sampling parameters with our wishes in them; everything is checked here."""
         fields = dict(sampling or {})
         extra = dict(fields.pop("extra_args", None) or {})
-        if self._connected:
-            wishes = {PARAMS_KEY: (reuse or self.reuse).to_mapping()}
+        if (wishes := self._transfer(reuse)) is not None:
             extra["kv_transfer_params"] = {**extra.get("kv_transfer_params", {}), **wishes}
         try:
+            if isinstance(fields.get("structured_outputs"), Mapping):
+                fields["structured_outputs"] = StructuredOutputsParams(
+                    **fields["structured_outputs"]
+                )
             return SamplingParams(
                 **fields, extra_args=extra or None, output_kind=RequestOutputKind.DELTA
             )
@@ -320,18 +394,6 @@ class Engine:
 
     async def _answer(self, prompt: str | Sequence[int], params: SamplingParams) -> Completion:
         return join([part async for part in self._parts(prompt, params)])
-
-    async def _pump(
-        self,
-        prompt: str | Sequence[int],
-        params: SamplingParams,
-        put: Callable[[Completion | None], None],
-    ) -> None:
-        try:
-            async for part in self._parts(prompt, params):
-                put(part)
-        finally:
-            put(None)
 
     async def _parts(
         self, prompt: str | Sequence[int], params: SamplingParams
@@ -365,8 +427,7 @@ class Engine:
         if report is not None:
             reported = ReuseReport.from_mapping(report)
         else:
-            reason = None if self._connected else f"no reuse: {self.gate.reason}"
-            reported = ReuseReport(kv_cache="skip", prompt_tokens=prompt_tokens, reason=reason)
+            reported = self.plain_report(prompt_tokens)
         return Completion(
             text=answer.text,
             token_ids=tuple(answer.token_ids),
@@ -378,14 +439,18 @@ class Engine:
             latency_ms=latency_ms,
         )
 
-    def _submit(self, work: Awaitable[T]) -> Future[T]:
-        if not self._loop.is_running():
-            if asyncio.iscoroutine(work):
-                work.close()
-            raise EngineError("the engine is closed")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)  # type: ignore[arg-type]
+    def plain_report(self, prompt_tokens: int) -> ReuseReport:
+        """The report of an answer that came without one, because no connector runs."""
+        reason = None if self._connected else f"no reuse: {self.gate.reason}"
+        return ReuseReport(kv_cache="skip", prompt_tokens=prompt_tokens, reason=reason)
 
-    def _call(self, work: Awaitable[T]) -> T:
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        if not self._loop.is_running():
+            work.close()
+            raise EngineError("the engine is closed")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` in the engine's loop and wait for it; Ctrl-C cancels it."""
         future = self._submit(work)
         try:
@@ -400,6 +465,8 @@ class Engine:
         """End the engine process and close the store. Requests under way are aborted."""
         if (handler := getattr(self, "_at_exit", None)) is not None:
             atexit.unregister(handler)
+        if self._hints is not None:
+            self._hints.close()
         if self._loop.is_running():
             if self._llm is not None:
                 self._call(self._shutdown())

@@ -262,6 +262,7 @@ class RequestPlanner:
         slots = blocks[positions // self._block_size] * self._block_size
         return CaptureTask(
             request_id=request.request_id,
+            ticket=capture["ticket"],
             chunk_id=capture["id"],
             namespace=tracked.namespace,
             kind=capture["kind"],

@@ -6,12 +6,10 @@ import asyncio
 import json
 import logging
 from argparse import Namespace
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from vllm import AsyncEngineArgs, RequestOutput
+from vllm import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.entry import build_and_serve
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.launchers.launcher import setup_server
@@ -19,42 +17,17 @@ from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
-from vllm.v1.engine.async_llm import AsyncLLM
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine.launch import WORKER, transfer_config
 from semkv_rag.engine.model_view import config_obstacle
+from semkv_rag.engine.reporting import ReportingLLM
 from semkv_rag.engine.tenants import Tenancy, TenantMiddleware
 from semkv_rag.errors import EngineError, OptionError
 
 logger = logging.getLogger(__name__)
 
-REPORTS_KEPT = 10_000
 MIDDLEWARE = "semkv_rag.engine.tenants.TenantMiddleware"
-
-
-class ReportingLLM(AsyncLLM):
-    """vLLM's engine client, which keeps each answer's report until the tenants' layer asks."""
-
-    reports: OrderedDict[str, dict[str, Any]]
-
-    async def generate(
-        self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
-    ) -> AsyncGenerator[RequestOutput, None]:
-        async for output in super().generate(prompt, sampling_params, request_id, **options):
-            if output.kv_transfer_params is not None:
-                self._keep(request_id, output.kv_transfer_params)
-            yield output
-
-    def _keep(self, request_id: str, report: dict[str, Any]) -> None:
-        # vLLM's ids are `chatcmpl-ID` and `cmpl-ID-0`, with ID out of the request's header.
-        self.reports[request_id.split("-")[1]] = report
-        while len(self.reports) > REPORTS_KEPT:
-            self.reports.popitem(last=False)
-
-    def take_report(self, header_id: str) -> dict[str, Any] | None:
-        """The report of the request whose `x-request-id` was this, once."""
-        return self.reports.pop(header_id, None)
 
 
 def serve(
@@ -135,7 +108,6 @@ async def _run(args: Namespace, tenancy: Tenancy) -> None:
             enable_log_requests=engine_args.enable_log_requests,
             disable_log_stats=engine_args.disable_log_stats,
         )
-        llm.reports = OrderedDict()
         TenantMiddleware.configure(tenancy, llm.take_report)
         try:
             await llm.reset_mm_cache()

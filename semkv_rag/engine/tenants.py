@@ -23,10 +23,9 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semkv_rag.config import DEFAULT_NAMESPACE, ReuseOptions, check_namespace
-from semkv_rag.engine.transfer import PARAMS_KEY
+from semkv_rag.engine.transfer import PARAMS_KEY, TRANSFER_FIELD
 from semkv_rag.errors import OptionError
 
-TRANSFER_FIELD = "kv_transfer_params"
 GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 
 TakeReport: TypeAlias = Callable[[str], dict[str, Any] | None]

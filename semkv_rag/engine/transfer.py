@@ -20,6 +20,9 @@ from semkv_rag.engine.blend_pass import BlendStats, BlendTask
 from semkv_rag.engine.capture import CaptureTask
 from semkv_rag.engine.gate import GateReport
 
+TRANSFER_FIELD = "kv_transfer_params"
+"""The field of OpenAI's requests and answers that carries our params and our report."""
+
 PARAMS_KEY = "semkv"
 """Our key in a request's `kv_transfer_params`, on the way in and on the way out."""
 

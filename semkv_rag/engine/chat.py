@@ -1,0 +1,221 @@
+"""OpenAI's requests in this process, answered by vLLM's own serving classes.
+
+The very code that answers at a server: chat templates, tools, structured output and images are vLLM's,
+and an answer here is the answer there. Only HTTP is left out. Messages go to `OpenAIServingChat`, text
+to `OpenAIServingCompletion`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import uuid
+from argparse import Namespace
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from starlette.datastructures import State
+from vllm.config import ModelConfig, VllmConfig
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.cli_args import (
+    BaseFrontendArgs,
+    make_arg_parser,
+    validate_parsed_serve_args,
+)
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.renderers.hf import resolve_chat_template
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from semkv_rag.engine.forced_tools import configure_tools
+from semkv_rag.engine.reporting import ReportingLLM
+from semkv_rag.engine.transfer import TRANSFER_FIELD
+from semkv_rag.errors import EngineError, OptionError, SemKVError
+
+
+class ChatSettings:
+    """What vLLM's chat is started with.
+
+    Args:
+        config: the engine's.
+        model: the name the model is served under.
+        chat_args: options of vLLM's server about chat, with `_` for `-`.
+
+    Attributes:
+        supports_tools: whether the model's own tool calls are understood.
+        supports_images: whether messages may hold images.
+
+    Raises:
+        OptionError: an option is unknown, or cannot be used.
+    """
+
+    def __init__(self, config: VllmConfig, model: str, chat_args: Mapping[str, Any]) -> None:
+        known = {field.name for field in dataclasses.fields(BaseFrontendArgs)}
+        if unknown := set(chat_args) - known:
+            raise OptionError(f"unknown chat_args {sorted(unknown)}: there are {sorted(known)}")
+        parser = make_arg_parser(FlexibleArgumentParser())
+        self.args: Namespace = parser.parse_args(["--model", model])
+        for name, value in chat_args.items():
+            setattr(self.args, name, value)
+        self.args.structured_outputs_config = config.structured_outputs_config
+        try:
+            validate_parsed_serve_args(self.args)
+            self.supports_tools = configure_tools(self.args)
+        except (TypeError, ValueError) as error:
+            raise OptionError(f"vLLM does not take these chat_args: {error}") from error
+        self._model_config: ModelConfig = config.model_config
+        self.supports_images = takes_images(config.model_config)
+
+    def has_template(self, tokenizer: Any) -> bool:
+        """Whether messages can be answered."""
+        return has_chat_template(tokenizer, self.args.chat_template, self._model_config)
+
+
+def takes_images(config: ModelConfig) -> bool:
+    """Whether a model's messages may hold images."""
+    if not config.is_multimodal_model:
+        return False
+    limits = MULTIMODAL_REGISTRY.get_processing_info(config).allowed_mm_limits
+    return bool(limits.get("image", 0))
+
+
+def has_chat_template(tokenizer: Any, given: str | None, config: ModelConfig) -> bool:
+    """Whether there is a chat template: a given one, or one that comes with the model."""
+    if given is not None or not hasattr(tokenizer, "get_chat_template"):
+        return True  # tokenizers of other kinds (Mistral's) bring theirs in code
+    return resolve_chat_template(tokenizer, None, None, model_config=config) is not None
+
+
+class ChatService:
+    """vLLM's serving classes over a running engine. All of it runs in the engine's loop."""
+
+    def __init__(self, llm: ReportingLLM, state: State, model: str) -> None:
+        self._llm = llm
+        self._chat = state.openai_serving_chat
+        self._completion = state.openai_serving_completion
+        self._model = model
+
+    @classmethod
+    async def start(cls, llm: ReportingLLM, settings: ChatSettings) -> ChatService:
+        """Make the serving classes; takes some tenths of a second."""
+        state = State()
+        await init_app_state(llm, state, settings.args, await llm.get_supported_tasks())
+        return cls(llm, state, settings.args.model)
+
+    async def answer(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        fields: Mapping[str, Any],
+        transfer: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        """OpenAI's whole response, as its JSON.
+
+        Args:
+            prompt: text or messages.
+            fields: the request's further fields.
+            transfer: its `kv_transfer_params`.
+
+        Raises:
+            OptionError: vLLM does not take the request.
+            EngineError: the engine stopped.
+        """
+        request_id = uuid.uuid4().hex
+        with _errors():
+            request = self._request(prompt, fields, transfer, request_id=request_id)
+            response = await self._create(request)
+        self._llm.take_report(request_id)
+        answer: dict[str, Any] = response.model_dump()
+        return answer
+
+    async def open(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        fields: Mapping[str, Any],
+        transfer: Mapping[str, Any] | None,
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The chunks of OpenAI's streamed response, then one with the report, as a server's.
+
+        As `answer`; the request is checked before this returns.
+        """
+        request_id = uuid.uuid4().hex
+        with _errors():
+            request = self._request(
+                prompt,
+                {**fields, "stream": True, "stream_options": {"include_usage": True}},
+                transfer,
+                request_id=request_id,
+            )
+            events = await self._create(request)
+        return self._chunks(events, request_id)
+
+    async def _chunks(
+        self, events: AsyncIterator[str], request_id: str
+    ) -> AsyncIterator[dict[str, Any]]:
+        try:
+            async for event in events:
+                data = event.removeprefix("data: ").strip()
+                if data == "[DONE]":
+                    break
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    raise _fault(chunk["error"])
+                yield chunk
+        finally:
+            report = self._llm.take_report(request_id)
+        yield {"choices": [], TRANSFER_FIELD: report}
+
+    def _request(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        fields: Mapping[str, Any],
+        transfer: Mapping[str, Any] | None,
+        *,
+        request_id: str,
+    ) -> Any:
+        kind: Any = CompletionRequest if isinstance(prompt, str) else ChatCompletionRequest
+        if unknown := fields.keys() - kind.model_fields.keys():
+            raise OptionError(f"vLLM has no such field: {', '.join(sorted(unknown))}")
+        own = {"prompt": prompt} if isinstance(prompt, str) else {"messages": list(prompt)}
+        return kind.model_validate(
+            {
+                **fields,
+                **own,
+                "model": self._model,
+                "request_id": request_id,
+                TRANSFER_FIELD: transfer,
+            }
+        )
+
+    async def _create(self, request: Any) -> Any:
+        if isinstance(request, CompletionRequest):
+            response = await self._completion.create_completion(request)
+        else:
+            response = await self._chat.create_chat_completion(request)
+        if isinstance(response, ErrorResponse):
+            raise _fault(response.error.model_dump())
+        return response
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """vLLM's errors as this package's, told apart as its server does."""
+    try:
+        yield
+    except (SemKVError, asyncio.CancelledError):
+        raise
+    except EngineDeadError as error:
+        raise EngineError(f"vLLM's engine stopped: {error}") from error
+    except Exception as error:
+        raise _fault(create_error_response(error).error.model_dump()) from error
+
+
+def _fault(error: Mapping[str, Any]) -> SemKVError:
+    if 400 <= int(error["code"]) < 500:
+        return OptionError(f"vLLM does not take this request: {error['message']}")
+    return EngineError(f"vLLM failed: {error['message']}")

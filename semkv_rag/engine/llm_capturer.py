@@ -1,0 +1,114 @@
+"""The `Capturer` over a running vLLM: for the engine in this process and for the server's routes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.exceptions import VLLMClientError
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from semkv_rag.corpus.capture import CaptureItem, CaptureResult
+from semkv_rag.engine.capturing import Capturing, Tickets
+from semkv_rag.engine.gate import GateReport
+from semkv_rag.engine.reporting import CAPTURE_PREFIX
+from semkv_rag.engine.transfer import CAPTURE_KEY, PARAMS_KEY
+from semkv_rag.errors import EngineError, OptionError
+from semkv_rag.store import KVStore
+
+
+class LLMCapturer:
+    """Prefills chunks and has their files written. Not to be used from the loop's own thread.
+
+    Args:
+        llm: vLLM; it runs in `loop`.
+        loop: the event loop of another thread.
+        store: where the files are written.
+        fingerprint: the model's.
+        description: what the fingerprint stands for.
+        gate: whether the model is served with reuse.
+    """
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        store: KVStore,
+        fingerprint: str,
+        description: Mapping[str, str],
+        gate: GateReport,
+    ) -> None:
+        self.store = store
+        self.fingerprint = fingerprint
+        self.tokenizer: Any = llm.get_tokenizer()
+        self._llm = llm
+        self._loop = loop
+        self._description = description
+        self._gate = gate
+        self._ids = itertools.count()
+        self._tickets = Tickets(self._take)
+
+    def capture(
+        self,
+        items: Iterable[CaptureItem],
+        *,
+        in_flight: int = 32,
+        abandon: Callable[[], bool] = lambda: False,
+    ) -> Iterator[CaptureResult]:
+        """See `Engine.capture`; once `abandon` says so, what is under way is dropped.
+
+        Raises:
+            EngineError: the model cannot be served with reuse, or the engine stopped.
+        """
+        if not self._gate.servable:
+            raise EngineError(f"this model cannot be served with reuse: {self._gate.reason}")
+        self.store.add_model(self.fingerprint, self._description)
+        return iter(Capturing(self._start, self._tickets, items, in_flight, abandon))
+
+    def _start(self, item: CaptureItem, ticket: int, skip_prefix_cache: bool) -> Future[None]:
+        about = {
+            "ticket": ticket,
+            "id": item.id,
+            "kind": item.kind,
+            "context": len(item.context),
+        }
+        wishes = {"namespace": item.namespace, CAPTURE_KEY: about}
+        params = SamplingParams(
+            max_tokens=1,
+            temperature=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_reading_prefix_cache=skip_prefix_cache,
+            extra_args={"kv_transfer_params": {PARAMS_KEY: wishes}},
+        )
+        prompt = [*item.context.tolist(), *item.tokens.tolist()]
+        return self._submit(self._prefill(prompt, params))
+
+    async def _prefill(self, prompt: list[int], params: SamplingParams) -> None:
+        request_id = f"{CAPTURE_PREFIX}{next(self._ids)}"
+        try:
+            async for _ in self._llm.generate({"prompt_token_ids": prompt}, params, request_id):
+                pass
+        except EngineDeadError as error:
+            raise EngineError(f"vLLM's engine stopped: {error}") from error
+        except (ValueError, VLLMClientError) as error:
+            raise OptionError(f"vLLM does not take this chunk: {error}") from error
+
+    def _take(self) -> list[list[dict[str, Any]]]:
+        """What each rank has written since the last call."""
+        asked = self._submit(self._llm.collective_rpc("semkv_take_captures"))
+        taken: list[list[dict[str, Any]]] = asked.result()
+        return taken
+
+    def _submit(self, work: Any) -> Future[Any]:
+        if not self._loop.is_running():
+            work.close()
+            raise EngineError("the engine is closed")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
