@@ -130,7 +130,9 @@ class LocalBackend:
         return self._engine.fingerprint
 
     def store_id(self) -> str:
-        return f"{store_identity(self._store)}/{self._namespace(None)}"
+        # With the last change: what was stored when a cache saw it may have gone since.
+        store = self._store
+        return f"{store_identity(store)}/{self._namespace(None)}/{store.last_change()}"
 
     @property
     def _store(self) -> KVStore:
