@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import httpx
 import openai
 from openai.types import Model
 
+from semkv_rag.backend.answers import StreamedAnswer, whole_part
+from semkv_rag.backend.fields import PARAMS_KEY, TRANSFER_FIELD, request_fields
 from semkv_rag.backend.types import Part, Prompt
-from semkv_rag.corpus import OnProgress, PrecomputeResult
+from semkv_rag.corpus import Failure, OnProgress, PrecomputeProgress, PrecomputeResult
 from semkv_rag.errors import EngineError, OptionError
-
-# The field that carries options there and the report back, and our key in it.
-TRANSFER_FIELD = "kv_transfer_params"
-PARAMS_KEY = "semkv"
 
 
 class RemoteBackend:
@@ -28,7 +27,7 @@ class RemoteBackend:
         base_url: the server's address, up to and with `/v1`.
         api_key: the server's key; None when it wants none.
         model: one of the server's models; None for its first.
-        timeout: of a request, in seconds.
+        timeout: of a request, in seconds; of `store_texts`, the longest silence.
     """
 
     def __init__(
@@ -39,6 +38,7 @@ class RemoteBackend:
         timeout: float = 60.0,
     ) -> None:
         self._base_url = base_url.rstrip("/")
+        self._root = self._base_url.removesuffix("/v1")
         self._wanted = model
         settings: dict[str, Any] = {
             "base_url": self._base_url,
@@ -47,6 +47,8 @@ class RemoteBackend:
         }
         self._client = openai.OpenAI(**settings)
         self._async_client = openai.AsyncOpenAI(**settings)
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._own = httpx.Client(base_url=self._root, headers=headers, timeout=timeout)
 
     @cached_property
     def _card(self) -> Model:
@@ -57,6 +59,17 @@ class RemoteBackend:
                 return card
         there = ", ".join(card.id for card in cards)
         raise OptionError(f"{self._base_url} has no model {self._wanted}: it has {there}")
+
+    @cached_property
+    def _info(self) -> dict[str, Any] | None:
+        """What `semkv serve` tells of itself; None from another server."""
+        with self._errors():
+            response = self._own.get("/semkv/v1/info")
+            if response.status_code == 404:
+                return None
+            _check(response)
+            info: dict[str, Any] = response.json()
+            return info
 
     @property
     def model_name(self) -> str:
@@ -71,57 +84,34 @@ class RemoteBackend:
 
     @cached_property
     def has_chat_template(self) -> bool:
-        """Found out by having the server tokenize a message, which it refuses without a template."""
-        url = self._base_url.removesuffix("/v1") + "/tokenize"
+        """Of a plain vLLM found out by a message to tokenize, which it refuses without a template."""
+        if self._info is not None:
+            return bool(self._info["has_chat_template"])
         messages = [{"role": "user", "content": "?"}]
-        with self._errors():
-            try:
-                self._client.post(
-                    url, cast_to=object, body={"model": self.model_name, "messages": messages}
-                )
-            except openai.BadRequestError:
-                return False
+        try:
+            self._tokenize(messages=messages)
+        except OptionError:
+            return False
         return True
 
     @property
     def supports_tools(self) -> bool:
-        return False
+        """A plain vLLM does not tell: it refuses the request if it does not."""
+        return self._info is None or bool(self._info["supports_tools"])
 
     @property
     def supports_images(self) -> bool:
-        return False
+        """As `supports_tools`."""
+        return self._info is None or bool(self._info["supports_images"])
 
     def count_tokens(self, text: str) -> int:
-        raise NotImplementedError
-
-    def hint(self, texts: Sequence[str], *, namespace: str | None = None) -> None:
-        """Nothing: a server that was not asked yet finds the files no sooner for it."""
-
-    def store_texts(
-        self,
-        documents: Iterable[tuple[str, Sequence[str]]],
-        *,
-        namespace: str | None = None,
-        head: str = "",
-        on_progress: OnProgress | None = None,
-    ) -> PrecomputeResult:
-        raise NotImplementedError
-
-    def forget(self, sources: Iterable[str], *, namespace: str | None = None) -> int:
-        raise NotImplementedError
-
-    def fingerprint(self) -> str:
-        raise NotImplementedError
-
-    def store_id(self) -> str:
-        raise NotImplementedError
+        return int(self._tokenize(prompt=text, add_special_tokens=False)["count"])
 
     def answer(self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]) -> Part:
+        request = self._request(prompt, fields, reuse)
         with self._errors():
-            response = _endpoint(self._client, prompt).create(
-                **self._request(prompt, fields, reuse)
-            )
-        return _whole(response)
+            response = _endpoint(self._client, prompt).create(**request)
+        return whole_part(response.model_dump())
 
     async def aanswer(
         self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]
@@ -129,7 +119,7 @@ class RemoteBackend:
         request = await asyncio.to_thread(self._request, prompt, fields, reuse)
         with self._errors():
             response = await _endpoint(self._async_client, prompt).create(**request)
-        return _whole(response)
+        return whole_part(response.model_dump())
 
     def stream(
         self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]
@@ -139,12 +129,12 @@ class RemoteBackend:
             chunks = _endpoint(self._client, prompt).create(**request, **_STREAMED)
 
         def parts() -> Generator[Part, None, None]:
-            end = _StreamEnd()
+            answer = StreamedAnswer()
             with self._errors(), chunks:
                 for chunk in chunks:
-                    if text := end.take(chunk):
-                        yield Part(text)
-            yield end.part()
+                    if (part := answer.take(chunk.model_dump())) is not None:
+                        yield part
+            yield answer.last()
 
         return parts()
 
@@ -156,22 +146,87 @@ class RemoteBackend:
             chunks = await _endpoint(self._async_client, prompt).create(**request, **_STREAMED)
 
         async def parts() -> AsyncGenerator[Part, None]:
-            end = _StreamEnd()
+            answer = StreamedAnswer()
             with self._errors():
                 async with chunks:
                     async for chunk in chunks:
-                        if text := end.take(chunk):
-                            yield Part(text)
-            yield end.part()
+                        if (part := answer.take(chunk.model_dump())) is not None:
+                            yield part
+            yield answer.last()
 
         return parts()
+
+    def hint(self, texts: Sequence[str], *, namespace: str | None = None) -> None:
+        """Nothing: the request itself is at the server as soon as a hint would be."""
+
+    def store_texts(
+        self,
+        documents: Iterable[tuple[str, Sequence[str]]],
+        *,
+        namespace: str | None = None,
+        head: str = "",
+        on_progress: OnProgress | None = None,
+    ) -> PrecomputeResult:
+        body = {
+            "documents": [{"name": name, "chunks": list(texts)} for name, texts in documents],
+            "head": head,
+            **_namespace(namespace),
+        }
+        with self._errors(), self._own.stream("POST", "/semkv/v1/precompute", json=body) as lines:
+            if lines.status_code != 200:
+                lines.read()
+                self._check_own(lines)
+            for line in lines.iter_lines():
+                told = json.loads(line) if line.strip() else {}
+                if "result" in told:
+                    return _result(told["result"])
+                if "error" in told:
+                    raise EngineError(f"{self._root} could not store: {told['error']['message']}")
+                if on_progress is not None and "progress" in told:
+                    on_progress(PrecomputeProgress(**told["progress"]))
+        raise EngineError(f"{self._root} ended before it had stored everything: is it stopping?")
+
+    def forget(self, sources: Iterable[str], *, namespace: str | None = None) -> int:
+        body = {"sources": list(sources), **_namespace(namespace)}
+        with self._errors():
+            response = self._own.post("/semkv/v1/forget", json=body)
+            self._check_own(response)
+            return int(response.json()["removed"])
+
+    def fingerprint(self) -> str:
+        return str(self._served_info["fingerprint"])
+
+    def store_id(self) -> str:
+        return str(self._served_info["store_id"])
+
+    @property
+    def _served_info(self) -> dict[str, Any]:
+        if self._info is None:
+            raise self._not_ours()
+        return self._info
+
+    def _tokenize(self, **what: Any) -> dict[str, Any]:
+        with self._errors():
+            body = {"model": self.model_name, **what}
+            response = self._own.post("/tokenize", json=body)
+            _check(response)
+            told: dict[str, Any] = response.json()
+            return told
+
+    def _check_own(self, response: httpx.Response) -> None:
+        if response.status_code == 404:
+            raise self._not_ours()
+        _check(response)
+
+    def _not_ours(self) -> EngineError:
+        return EngineError(f"{self._root} stores nothing: start the server with `semkv serve`")
 
     def _request(
         self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The arguments of the client's `create`. The first time it asks the server for its model."""
         # vLLM takes its sampling parameters by their names beside OpenAI's, so all go in one way.
-        extra: dict[str, Any] = dict(fields)
+        extra = request_fields(prompt, fields)
         if reuse:
             extra[TRANSFER_FIELD] = {PARAMS_KEY: dict(reuse)}
         given = {"prompt": prompt} if isinstance(prompt, str) else {"messages": list(prompt)}
@@ -179,12 +234,12 @@ class RemoteBackend:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """The client's errors as this package's."""
+        """The clients' errors as this package's."""
         try:
             yield
         except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
             raise OptionError(f"{self._base_url} refuses the request: {error.message}") from error
-        except openai.OpenAIError as error:
+        except (openai.OpenAIError, httpx.HTTPError) as error:
             raise EngineError(f"{self._base_url} does not answer: {error}") from error
 
 
@@ -195,36 +250,23 @@ def _endpoint(client: openai.OpenAI | openai.AsyncOpenAI, prompt: Prompt) -> Any
     return client.completions if isinstance(prompt, str) else client.chat.completions
 
 
-def _report(response: Any) -> Mapping[str, Any] | None:
-    report = ((response.model_extra or {}).get(TRANSFER_FIELD) or {}).get(PARAMS_KEY)
-    return report if isinstance(report, Mapping) else None
+def _namespace(namespace: str | None) -> dict[str, str]:
+    return {} if namespace is None else {"namespace": namespace}
 
 
-def _whole(response: Any) -> Part:
-    choice = response.choices[0]
-    text = choice.message.content if hasattr(choice, "message") else choice.text
-    return Part(text or "", report=_report(response), raw=response.model_dump())
+def _check(response: httpx.Response) -> None:
+    """Raise what a server that did not do it says of the reason."""
+    if response.is_success:
+        return
+    try:
+        fault = response.json()["error"]
+        message = fault["message"] if isinstance(fault, dict) else str(fault)
+    except (ValueError, KeyError):
+        message = response.text
+    told = f"{response.request.url} answers {response.status_code}: {message}"
+    raise OptionError(told) if response.status_code in (400, 422) else EngineError(told)
 
 
-@dataclass(slots=True)
-class _StreamEnd:
-    """What a stream's chunks say beside their text, for its last part."""
-
-    report: Mapping[str, Any] | None = None
-    raw: dict[str, Any] = field(default_factory=dict)
-
-    def take(self, chunk: Any) -> str:
-        """Book one chunk; returns its text."""
-        self.report = _report(chunk) or self.report
-        if chunk.usage is not None:
-            self.raw |= {"model": chunk.model, "usage": chunk.usage.model_dump()}
-        if not chunk.choices:
-            return ""
-        choice = chunk.choices[0]
-        if choice.finish_reason is not None:
-            self.raw["finish_reason"] = choice.finish_reason
-        text = choice.delta.content if hasattr(choice, "delta") else choice.text
-        return text or ""
-
-    def part(self) -> Part:
-        return Part("", report=self.report, raw=self.raw)
+def _result(fields: Mapping[str, Any]) -> PrecomputeResult:
+    failures = [Failure(**failure) for failure in fields["failures"]]
+    return PrecomputeResult(**{**fields, "failures": failures, "skipped": tuple(fields["skipped"])})

@@ -25,6 +25,7 @@ from collections.abc import (
 )
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -40,7 +41,7 @@ from semkv_rag.engine.bridge import Stream, stream_async
 from semkv_rag.engine.chat import ChatService, ChatSettings
 from semkv_rag.engine.completion import Completion, join
 from semkv_rag.engine.fingerprint import config_fingerprint
-from semkv_rag.engine.gate import GateReport
+from semkv_rag.engine.gate import GateReport, ask_gate
 from semkv_rag.engine.hints import Hints
 from semkv_rag.engine.launch import resolve, transfer_config
 from semkv_rag.engine.llm_capturer import LLMCapturer
@@ -131,7 +132,7 @@ class Engine:
         try:
             self._llm = self._call(self._start(config))
             self.gate = (
-                self._call(self._ask_gate()) if obstacle is None else GateReport(False, obstacle)
+                self._call(ask_gate(self._llm)) if obstacle is None else GateReport(False, obstacle)
             )
         except BaseException as error:
             self.close()
@@ -286,7 +287,7 @@ class Engine:
         chunks = await asyncio.wrap_future(self._submit(self._open(prompt, fields, reuse)))
         return stream_async(self._submit, chunks)
 
-    @property
+    @cached_property
     def has_chat_template(self) -> bool:
         """Whether messages can be answered."""
         return self._chat_settings.has_template(self.tokenizer)
@@ -367,11 +368,6 @@ class Engine:
         with _script_left_alone():
             llm: ReportingLLM = ReportingLLM.from_vllm_config(config, disable_log_stats=True)
             return llm
-
-    async def _ask_gate(self) -> GateReport:
-        assert self._llm is not None
-        reports = [GateReport(**fields) for fields in await self._llm.collective_rpc("semkv_gate")]
-        return next((report for report in reports if not report.servable), reports[0])
 
     def _params(
         self, sampling: Mapping[str, Any] | None, reuse: ReuseOptions | None

@@ -9,6 +9,8 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any
 
+from vllm.entrypoints.generate.base.protocol import DeltaMessage, ExtractedToolCallInformation
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.exceptions import VLLMValidationError
 from vllm.tool_parsers import ToolParserManager
 from vllm.tool_parsers.abstract_tool_parser import ToolParser
@@ -21,7 +23,8 @@ class ForcedToolParser(ToolParser):
 
     def adjust_request(self, request: Any) -> Any:
         """Raises VLLMValidationError where the model would have to choose."""
-        if request.tools and request.tool_choice == "auto":
+        chat = isinstance(request, ChatCompletionRequest)
+        if chat and request.tools and request.tool_choice == "auto":
             raise VLLMValidationError(
                 "nothing is known of how this model writes tool calls: start the engine with "
                 'chat_args={"enable_auto_tool_choice": True, "tool_call_parser": …}, the server '
@@ -30,6 +33,15 @@ class ForcedToolParser(ToolParser):
                 parameter="tool_choice",
             )
         return super().adjust_request(request)
+
+    def extract_tool_calls(self, model_output: str, request: Any) -> ExtractedToolCallInformation:
+        """What the model says by itself is text."""
+        return ExtractedToolCallInformation(tools_called=False, tool_calls=[], content=model_output)
+
+    def extract_tool_calls_streaming(
+        self, previous_text: str, current_text: str, delta_text: str, *args: Any, **kwargs: Any
+    ) -> DeltaMessage | None:
+        return DeltaMessage(content=delta_text) if delta_text else None
 
 
 def configure_tools(args: Namespace) -> bool:

@@ -6,7 +6,8 @@ Run once per worker, at start-up, on a few dozen tokens in blocks that nothing u
    also finds out how each layer rotates (or that it does not);
 2. a blend that recomputes everything gives the hidden states of plain prefill;
 3. so does a blend that recomputes a third of the tokens, when the stored KV is right: it checks the
-   check layer, the cutting of arguments, the scattered attention and the writing of stored KV.
+   check layer, the cutting of arguments, the scattered attention and the writing of stored KV;
+4. and once more in pieces, as prompts beyond vLLM's batch size are blended.
 
 A model that fails is answered plainly, and the reason is said once.
 """
@@ -14,6 +15,7 @@ A model that fails is answered plainly, and the reason is said once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,6 +44,12 @@ class GateReport:
     servable: bool
     reason: str | None = None
     largest_error: float = 0.0
+
+
+async def ask_gate(llm: Any) -> GateReport:
+    """What the gates of all ranks of a running engine found: the first that refuses, if any."""
+    reports = [GateReport(**fields) for fields in await llm.collective_rpc("semkv_gate")]
+    return next((report for report in reports if not report.servable), reports[0])
 
 
 class _MemorySource:
@@ -111,13 +119,22 @@ class _Gate:
         in_place, plain = self._computed(self._tokens, 0)
         rows = slice(HEAD_TOKENS, self._covered)
         right = _MemorySource([(k[rows], v[rows]) for k, v in in_place])
-        for ratio, what in ((1.0, "recomputes everything"), (1 / 3, "reuses right KV")):
+        whole = self._pass.piece_tokens
+        for ratio, piece_tokens, what in (
+            (1.0, whole, "recomputes everything"),
+            (1 / 3, whole, "reuses right KV"),
+            (1 / 3, CHUNK_TOKENS // 2, "runs in pieces"),
+        ):
             # What the blend does not write must not be right by having been there before.
             self._computed(self._tokens[::-1], 0)
             span = Span("gate", 0, HEAD_TOKENS, CHUNK_TOKENS, base=HEAD_TOKENS)
             plan = ReusePlan((span,), self._covered, ReuseOptions(ratio=ratio))
             task = BlendTask("gate", plan, self._tokens[: self._covered], self._block_ids, 0)
-            self._pass.run(task, {"gate": right})
+            self._pass.piece_tokens = piece_tokens
+            try:
+                self._pass.run(task, {"gate": right})
+            finally:
+                self._pass.piece_tokens = whole
             positions = torch.arange(self._covered, len(self._tokens), device=self._blocks.device)
             hidden = self._pass.forward(
                 self._tokens[self._covered :], self._blocks, positions, stop_at_last=False

@@ -9,6 +9,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import vllm.envs
 from vllm import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.entry import build_and_serve
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
@@ -19,11 +20,18 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from semkv_rag.config import ReuseOptions
+from semkv_rag.engine.chat import has_chat_template, takes_images
+from semkv_rag.engine.fingerprint import config_fingerprint
+from semkv_rag.engine.forced_tools import configure_tools
+from semkv_rag.engine.gate import GateReport, ask_gate
 from semkv_rag.engine.launch import WORKER, transfer_config
+from semkv_rag.engine.llm_capturer import LLMCapturer
 from semkv_rag.engine.model_view import config_obstacle
 from semkv_rag.engine.reporting import ReportingLLM
+from semkv_rag.engine.routes import Routes
 from semkv_rag.engine.tenants import Tenancy, TenantMiddleware
 from semkv_rag.errors import EngineError, OptionError
+from semkv_rag.store import KVStore
 
 logger = logging.getLogger(__name__)
 
@@ -69,10 +77,13 @@ def serve(
     plain = _parse(arguments)
     obstacle = _obstacle(plain)
     args = plain if obstacle is not None else _parse([*arguments, *connected])
+    shelf = KVStore(store, index_url=index_url)
     try:
-        asyncio.run(_run(args, tenancy))
+        asyncio.run(_run(args, tenancy, shelf, obstacle))
     except KeyboardInterrupt:
         return 130
+    finally:
+        shelf.close()
     return 0
 
 
@@ -97,7 +108,7 @@ def _obstacle(args: Namespace) -> str | None:
     return obstacle
 
 
-async def _run(args: Namespace, tenancy: Tenancy) -> None:
+async def _run(args: Namespace, tenancy: Tenancy, store: KVStore, obstacle: str | None) -> None:
     engine_args = AsyncEngineArgs.from_cli_args(args)
     config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
     address, sock = setup_server(args, reuse_port=False)
@@ -108,12 +119,44 @@ async def _run(args: Namespace, tenancy: Tenancy) -> None:
             enable_log_requests=engine_args.enable_log_requests,
             disable_log_stats=engine_args.disable_log_stats,
         )
-        TenantMiddleware.configure(tenancy, llm.take_report)
         try:
+            routes = await _routes(llm, args, tenancy, store, obstacle)
+            TenantMiddleware.configure(tenancy, llm.take_report, routes)
             await llm.reset_mm_cache()
             stopped = await build_and_serve(llm, address, sock, args)
-            await stopped
+            try:
+                await stopped
+            finally:
+                await asyncio.to_thread(routes.close)
         finally:
             llm.shutdown()
     finally:
         sock.close()
+
+
+async def _routes(
+    llm: ReportingLLM, args: Namespace, tenancy: Tenancy, store: KVStore, obstacle: str | None
+) -> Routes:
+    """The server's own routes; completes the arguments of vLLM's chat on the way."""
+    config = llm.vllm_config
+    gate = GateReport(False, obstacle) if obstacle is not None else await ask_gate(llm)
+    description = {"model": args.model, "dtype": str(config.model_config.dtype)}
+    capturer = LLMCapturer(
+        llm,
+        asyncio.get_running_loop(),
+        store=store,
+        fingerprint=config_fingerprint(config),
+        description=description,
+        gate=gate,
+    )
+    about = {
+        "supports_tools": configure_tools(args),
+        "supports_images": takes_images(config.model_config),
+        "has_chat_template": has_chat_template(
+            capturer.tokenizer, args.chat_template, config.model_config
+        ),
+        "obstacle": None if gate.servable else gate.reason,
+    }
+    # As vLLM's own authentication finds them.
+    keys = [key for key in (args.api_key or [vllm.envs.VLLM_API_KEY]) if key]
+    return Routes(tenancy, capturer, about, keys)

@@ -26,6 +26,7 @@ from semkv_rag.config import DEFAULT_NAMESPACE, ReuseOptions, check_namespace
 from semkv_rag.engine.transfer import PARAMS_KEY, TRANSFER_FIELD
 from semkv_rag.errors import OptionError
 
+OWN = "/semkv/v1/"
 GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 
 TakeReport: TypeAlias = Callable[[str], dict[str, Any] | None]
@@ -76,12 +77,23 @@ class Tenancy:
             raise OptionError(
                 f'{TRANSFER_FIELD} is an object: {{"{PARAMS_KEY}": {{"ratio": 0.15}}}}'
             )
-        if "namespace" in wishes and not self.trust_request:
-            raise OptionError("the namespace comes from the server, not from the request")
-        own = self.by_api_key.get(key_digest(api_key)) if api_key else None
-        given = {"namespace": own or self.namespace, **wishes}
+        namespace = self.namespace_of(api_key, wishes.get("namespace"))
+        given = {**wishes, "namespace": namespace}
         ReuseOptions.from_mapping(given, self.reuse)
         body[TRANSFER_FIELD] = {**transfer, PARAMS_KEY: given}
+
+    def namespace_of(self, api_key: str | None, wished: Any) -> str:
+        """Whose chunks a request is about; `wished` is what it says itself, or None.
+
+        Raises:
+            OptionError: it may not say so, or it cannot be a namespace.
+        """
+        if wished is not None:
+            if not self.trust_request:
+                raise OptionError("the namespace comes from the server, not from the request")
+            return check_namespace(wished)
+        own = self.by_api_key.get(key_digest(api_key)) if api_key else None
+        return own or self.namespace
 
 
 def key_digest(api_key: str) -> bytes:
@@ -94,17 +106,26 @@ class TenantMiddleware:
 
     tenancy = Tenancy()
     take_report: TakeReport = staticmethod(lambda request_id: None)
+    routes: ASGIApp | None = None
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     @classmethod
-    def configure(cls, tenancy: Tenancy, take_report: TakeReport) -> None:
-        """vLLM makes a middleware with nothing but the app, so its settings stand on the class."""
+    def configure(cls, tenancy: Tenancy, take_report: TakeReport, routes: ASGIApp) -> None:
+        """vLLM makes a middleware with nothing but the app, so its settings stand on the class.
+
+        Args:
+            routes: what answers under `/semkv/v1/`.
+        """
         cls.tenancy = tenancy
+        cls.routes = staticmethod(routes)
         cls.take_report = staticmethod(take_report)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self.routes is not None and _path(scope).startswith(OWN):
+            await self.routes(scope, receive, send)
+            return
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
@@ -115,8 +136,8 @@ class TenantMiddleware:
             body = None  # vLLM says what is wrong with it
         if isinstance(body, dict):
             try:
-                if scope["path"].removeprefix(scope.get("root_path", "")) in GENERATING:
-                    self.tenancy.apply(body, _api_key(Headers(scope=scope)))
+                if _path(scope) in GENERATING:
+                    self.tenancy.apply(body, api_key(Headers(scope=scope)))
                     raw = json.dumps(body).encode()
                 else:
                     _refuse_params(body)
@@ -130,6 +151,11 @@ class TenantMiddleware:
         headers["x-request-id"] = request_id
         stream = _ReportingStream(send, lambda: self.take_report(request_id))
         await self._app(scope, _replay(raw, receive), stream.send)
+
+
+def _path(scope: Scope) -> str:
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 def _refuse_params(value: Any) -> None:
@@ -210,6 +236,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-def _api_key(headers: Headers) -> str | None:
+def api_key(headers: Headers) -> str | None:
+    """The API key that came with a request."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key if scheme.lower() == "bearer" and key else headers.get("x-api-key")
