@@ -1,0 +1,1 @@
+"""Reuse for whole prompts that resemble an earlier one."""

@@ -1,0 +1,9 @@
+"""What stands between a similar prompt and its reuse: vetoes first, then a learned threshold.
+
+Pure Python and NumPy: no store, no model, no engine.
+"""
+
+from semkv_rag.tiers.guard.policy import Decision, Outcome, decide
+from semkv_rag.tiers.guard.vetoes import Veto, veto
+
+__all__ = ["Decision", "Outcome", "Veto", "decide", "veto"]
