@@ -15,6 +15,10 @@ written per architecture. The layers up to the check layer see all tokens that a
 check layer itself only K and V are computed for all, and all are kept, since they cost nothing more.
 The last layer stops as soon as its K and V are written: nobody reads its output.
 
+More tokens than vLLM's batch size go in pieces, as in its own chunked prefill: the model's memory was
+measured for that size. Below the check layer that is one forward after another; there the pieces' rows
+come together, and those that were picked go on in one.
+
 While a layer computes, the next layer's KV is read from the files.
 """
 
@@ -31,7 +35,7 @@ import numpy as np
 import torch
 from blake3 import blake3
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context, set_forward_context
 
@@ -109,6 +113,7 @@ class BlendPass:
         self.tap = tap
         self.paged = paged
         self._config = config
+        self.piece_tokens: int = config.scheduler_config.max_num_batched_tokens
         self.agree = agree
         self.loading = pool_beside_model(1, "semkv-load")
         # Which tokens were picked, by plan and prompt. When vLLM finds the first blocks of a plan in
@@ -148,9 +153,8 @@ class BlendPass:
     @torch.inference_mode()
     def prefill(self, task: BlendTask) -> None:
         """Compute all of a task's tokens, as plain vLLM does, in pieces of its own batch size."""
-        size = self._config.scheduler_config.max_num_batched_tokens
-        for begin in range(task.start, task.plan.covered, size):
-            end = min(begin + size, task.plan.covered)
+        for begin in range(task.start, task.plan.covered, self.piece_tokens):
+            end = min(begin + self.piece_tokens, task.plan.covered)
             positions = torch.arange(begin, end, device=self.paged.device)
             self.forward(task.tokens[begin:end], self.blocks(task), positions, stop_at_last=True)
 
@@ -261,7 +265,12 @@ class _Run:
                 self._first,
             )
         self._launched = torch.nonzero(self.computed).flatten()
+        self._pieces = _pieces(self._launched, owner.piece_tokens)
+        self._piece = 0
+        self._arrived: list[_Arrived] = []  # at the check layer, by piece
+        self._stored: Sequence[SpanKV] = ()  # of the check layer
         self._going_on: Tensor | None = None  # of the launched rows; None: all of them
+        self._cut = _Cut()
         self._reached = -1
 
     @property
@@ -278,12 +287,14 @@ class _Run:
             layer.decoder.register_forward_pre_hook(self._before(index), with_kwargs=True)
             for index, layer in enumerate(self._owner.layers)
         ]
-        positions = self.positions[self._launched]
-        tokens = [self._task.tokens[position] for position in positions.tolist()]
         try:
-            if tokens:
-                self._owner.forward(tokens, self._blocks, positions, stop_at_last=True)
-            else:
+            for index, rows in enumerate(self._pieces):
+                self._piece = index
+                positions = self.positions[rows]
+                tokens = [self._task.tokens[position] for position in positions.tolist()]
+                with contextlib.suppress(_PieceArrived):
+                    self._owner.forward(tokens, self._blocks, positions, stop_at_last=True)
+            if not self._pieces:
                 raise _NothingLeft
         except _NothingLeft:
             for index in range(self._reached + 1, len(self._owner.layers)):
@@ -294,24 +305,28 @@ class _Run:
 
     def _before(self, index: int) -> Callable[..., tuple[Any, Any]]:
         def hook(layer: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-            self._reached = index
-            stored = self._write_stored(index)
-            if self._checks and index == self._check_layer:
-                self._select(index, layer, args, kwargs, stored)
+            checks = self._checks and index == self._check_layer
+            if index > self._reached:  # the first piece to come here
+                self._reached = index
+                stored = self._write_stored(index)
+                self._stored = stored if checks else ()
+            if checks:
+                self._arrived.append(self._check(index, layer, args, kwargs))
+                if len(self._arrived) < len(self._pieces):
+                    raise _PieceArrived
+                self._select()
             if self._going_on is None:
                 return args, kwargs
             if len(self._going_on) == 0:
                 raise _NothingLeft
-            cut: tuple[Any, Any] = _rows_of((args, kwargs), self._going_on, len(self._launched))
+            cut: tuple[Any, Any] = self._cut.of((args, kwargs))
             return cut
 
         return hook
 
-    def _select(
-        self, index: int, layer: nn.Module, args: Any, kwargs: Any, stored: Sequence[SpanKV]
-    ) -> None:
-        """Pick the rows that go on; write the check layer's fresh KV of all that came here."""
-        owner, options = self._owner, self._task.plan.options
+    def _check(self, index: int, layer: nn.Module, args: Any, kwargs: Any) -> _Arrived:
+        """The fresh K and V of a piece at the check layer, which are kept, since they are there."""
+        owner, rows = self._owner, self._pieces[self._piece]
         try:
             with owner.tap.handling(_give_away):
                 # vLLM's fused norms work in place: the layer runs on a copy.
@@ -319,18 +334,23 @@ class _Run:
             raise RuntimeError("the check layer computed no keys and values")
         except _KVKnown as known:
             keys, values = owner.as_heads(index, known.keys, known.values)
-        owner.tap.write(index, keys, values, self._slots[self._launched])
+        owner.tap.write(index, keys, values, self._slots[rows])
+        return _Arrived(len(rows), (args, kwargs), keys, values)
 
+    def _select(self) -> None:
+        """Pick the rows that go on, now that all have arrived at the check layer."""
+        owner, options = self._owner, self._task.plan.options
         rows = torch.nonzero(self.reused).flatten()
         picked = owner.recall(self._task)
         if picked is None:
             fresh = torch.searchsorted(self._launched, rows)
-            inexact = [kv for span, kv in zip(self._spans, stored, strict=True) if not span.exact]
+            pairs = zip(self._spans, self._stored, strict=True)
+            inexact = [kv for span, kv in pairs if not span.exact]
             candidates = Candidates(
                 rank_in_span=_ranks(self._spans),
                 seed=self._seed,
-                keys=keys[fresh],
-                values=values[fresh],
+                keys=torch.cat([piece.keys for piece in self._arrived])[fresh],
+                values=torch.cat([piece.values for piece in self._arrived])[fresh],
                 stored_keys=torch.cat([keys for keys, _ in inexact]),
                 stored_values=torch.cat([values for _, values in inexact]),
             )
@@ -341,6 +361,8 @@ class _Run:
         self.computed[picked] = True
         going_on = torch.nonzero(self.computed).flatten()
         self._going_on = torch.searchsorted(self._launched, going_on)
+        self._cut = _Cut(self._arrived, self._going_on)
+        self._arrived, self._stored = [], ()
         if len(going_on):
             context = get_forward_context()
             context.attn_metadata, context.slot_mapping = owner.paged.metadata(
@@ -385,6 +407,10 @@ class _Run:
         return rows[rows >= 0].to(self.positions.device)
 
 
+class _PieceArrived(Exception):
+    """Stops a forward at the check layer, where its rows wait for those of the other pieces."""
+
+
 class _NothingLeft(Exception):
     """Stops a forward: no token goes on, only stored KV is left to be written."""
 
@@ -411,20 +437,66 @@ def _copy(arguments: Any) -> Any:
     return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, arguments)
 
 
-def _rows_of(arguments: Any, rows: Tensor, tokens: int) -> Any:
-    """`arguments` with `rows` kept along the token axis of every tensor that has `tokens` of them.
+def _pieces(rows: Tensor, size: int) -> list[Tensor]:
+    """`rows` in as few pieces of at most `size` as it takes, of about the same length."""
+    return list(rows.tensor_split(-(-len(rows) // size))) if len(rows) else []
+
+
+@dataclass(frozen=True)
+class _Arrived:
+    """One piece of the launched rows at the check layer: what the layer was called with, its K, V."""
+
+    tokens: int
+    arguments: Any
+    keys: Tensor
+    values: Tensor
+
+
+class _Cut:
+    """Layer arguments without the rows that do not go on.
+
+    At the check layer all tensors with the token axis are cut. Behind it the hidden states come cut out
+    of the layer before; what the model itself hands to every layer, such as positions, still has the
+    rows of the last piece, and is known again by being the same tensor.
+    """
+
+    def __init__(self, pieces: Sequence[_Arrived] = (), rows: Tensor | None = None) -> None:
+        self._by_id: dict[int, Tensor] = {}
+        self._originals: list[Any] = []  # so that their ids stay theirs
+        self._whole = pieces[0].tokens if len(pieces) == 1 else None
+        self._rows = rows
+        if rows is None:
+            return
+        for leaves in zip(*(tree_leaves(piece.arguments) for piece in pieces), strict=True):
+            axis = _token_axis(leaves[-1], pieces[-1].tokens)
+            if axis is not None:
+                whole = leaves[0] if len(leaves) == 1 else torch.cat(leaves, axis)
+                self._by_id[id(leaves[-1])] = whole.index_select(axis, rows)
+                self._originals.append(leaves[-1])
+
+    def of(self, arguments: Any) -> Any:
+        """`arguments` of a layer call, cut."""
+        return tree_map(self._leaf, arguments)
+
+    def _leaf(self, x: Any) -> Any:
+        known = self._by_id.get(id(x))
+        if known is not None:
+            return known
+        if self._whole is not None and self._rows is not None and self._whole != len(self._rows):
+            # Made anew for each layer out of something with all rows.
+            axis = _token_axis(x, self._whole)
+            return x if axis is None else x.index_select(axis, self._rows)
+        return x
+
+
+def _token_axis(x: Any, tokens: int) -> int | None:
+    """The axis of `x` that counts tokens, or None when it has none.
 
     vLLM's own classes pass [tokens, hidden] and [tokens] positions; the Transformers backend passes
     [1, tokens, hidden] and (cos, sin) pairs of the same shape.
     """
-    if len(rows) == tokens:
-        return arguments
-
-    def keep(x: Any) -> Any:
-        if not isinstance(x, Tensor) or x.dim() == 0:
-            return x
-        if x.dim() >= 2 and x.shape[0] == 1 and x.shape[1] == tokens:
-            return x[:, rows]
-        return x[rows] if x.shape[0] == tokens else x
-
-    return tree_map(keep, arguments)
+    if not isinstance(x, Tensor) or x.dim() == 0:
+        return None
+    if x.dim() >= 2 and x.shape[0] == 1 and x.shape[1] == tokens:
+        return 1
+    return 0 if x.shape[0] == tokens else None

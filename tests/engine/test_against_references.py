@@ -31,16 +31,19 @@ class Pair:
     stored: Mapping[str, StoredKV]
 
 
-# One on vLLM's own class, one on the Transformers backend with rotation of half the dimensions.
-@pytest.fixture(scope="module", params=["qwen3", "glm"])
+# One on vLLM's own class, one on the Transformers backend with rotation of half the dimensions; with
+# a batch size that cuts the blends into pieces, and without.
+@pytest.fixture(scope="module", params=[("qwen3", None), ("qwen3", 96), ("glm", 96)], ids=str)
 def pair(
     request: pytest.FixtureRequest,
     tiny_model: Callable[[str], Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Pair]:
-    folder = tiny_model(request.param)
+    arch, batch_tokens = request.param
+    folder = tiny_model(arch)
     store = tmp_path_factory.mktemp("store")
-    with Engine(str(folder), store=store, **ENGINE_ARGS) as engine:
+    args = {**ENGINE_ARGS, "max_num_batched_tokens": batch_tokens}
+    with Engine(str(folder), store=store, **args) as engine:
         tokens = [random_tokens(seed, 50 + 7 * seed) for seed in range(5)]
         chunks = store_chunks(engine, tokens[:4], namespace="default")
         chunks += store_chunks(engine, tokens[4:], namespace="default", context=HEAD)
