@@ -57,7 +57,7 @@ def test_complete(llm: SemKV, prompt: str, answer: str) -> None:
     assert usage["completion_tokens"] == 2
     assert usage["total_tokens"] == report.prompt_tokens + 2
     assert response.raw["finish_reason"] == "stop"
-    assert 0 < response.raw["ttft_ms"] <= response.raw["latency_ms"]
+    assert response.raw["latency_ms"] > 0
 
 
 def test_chat_is_the_same_prompt_through_the_template(llm: SemKV, prompt: str, answer: str) -> None:
@@ -80,7 +80,9 @@ def _check_stream(responses: list[Any], texts: list[str], answer: str) -> None:
         len(responses) - 1
     )
     assert _is_reuse(_report(responses[-1]))
-    assert responses[-1].raw["usage"]["completion_tokens"] == 2
+    raw = responses[-1].raw
+    assert raw["usage"]["completion_tokens"] == 2
+    assert 0 < raw["ttft_ms"] <= raw["latency_ms"]
 
 
 def test_stream_complete(llm: SemKV, prompt: str, answer: str) -> None:

@@ -1,0 +1,273 @@
+"""A corpus that changes, through `IngestionPipeline`: what is stored is what the model will see now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from llama_index.core import Document, SummaryIndex, VectorStoreIndex
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.ingestion import DocstoreStrategy, IngestionCache, IngestionPipeline
+from llama_index.core.schema import BaseNode, MetadataMode, TextNode, TransformComponent
+from llama_index.core.storage.docstore import SimpleDocumentStore
+from llama_index.core.vector_stores import SimpleVectorStore
+from llama_index.llms.semkv import KVPrecompute, SemKV, precompute_index
+
+from semkv_rag.corpus.split import tokenize
+from semkv_rag.engine import Engine
+from semkv_rag.errors import EngineError, OptionError
+from semkv_rag.report import ReuseReport
+from semkv_rag.store import chunk_id
+
+A = "The Tre klim school is led by Ivan . It has a violet flag ."
+A2 = "The Tre klim school is led by Liam . It has a violet flag ."
+B = "The Mok pis club began in 1988 . It is based in Dijon ."
+C = "The Zur stul lab keeps a owl as mascot . It has 54 members ."
+
+
+class Paragraphs(TransformComponent):
+    """A splitter at empty lines."""
+
+    def __call__(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
+        return [
+            TextNode(
+                text=text,
+                id_=f"{node.node_id}-{number}",
+                metadata=node.metadata,
+                relationships={"1": node.as_related_node_info()},
+            )
+            for node in nodes
+            for number, text in enumerate(node.get_content(MetadataMode.NONE).split("\n\n"))
+        ]
+
+
+class Shelf(SimpleVectorStore):
+    """A vector store that keeps its nodes' texts, as those of databases do."""
+
+    stores_text: bool = True
+    kept: dict[str, BaseNode] = {}  # noqa: RUF012 (a pydantic field)
+
+    def add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
+        self.kept.update({node.node_id: node for node in nodes})
+        return super().add(nodes, **kwargs)
+
+    def delete(self, ref_doc_id: str, **kwargs: Any) -> None:
+        self.kept = {id_: n for id_, n in self.kept.items() if n.ref_doc_id != ref_doc_id}
+        super().delete(ref_doc_id, **kwargs)
+
+    def query(self, query: Any, **kwargs: Any) -> Any:
+        query.node_ids = query.node_ids or None  # an index that holds no nodes itself gives none
+        found = super().query(query, **kwargs)
+        found.nodes = [self.kept[id_] for id_ in found.ids or ()]
+        return found
+
+    def get_nodes(self, node_ids: Any = None, filters: Any = None) -> list[BaseNode]:
+        return list(self.kept.values())
+
+
+@pytest.fixture
+def llm(engine: Engine, namespace: str) -> SemKV:
+    return SemKV(engine=engine, namespace=namespace, max_tokens=4)
+
+
+@pytest.fixture
+def pipeline(llm: SemKV, embedding: BaseEmbedding) -> IngestionPipeline:
+    return IngestionPipeline(
+        transformations=[Paragraphs(), KVPrecompute(llm=llm), embedding],
+        docstore=SimpleDocumentStore(),
+        docstore_strategy=DocstoreStrategy.UPSERTS_AND_DELETE,
+        vector_store=Shelf(),
+    )
+
+
+def documents(**texts: str) -> list[Document]:
+    return [Document(text=text, id_=name) for name, text in texts.items()]
+
+
+def stored(engine: Engine, namespace: str) -> dict[str, float]:
+    """The chunks of a namespace, with the times their KV was written."""
+    assert engine.store is not None
+    return {
+        chunk.id: engine.store.path(chunk.model, chunk.namespace, chunk.id).stat().st_mtime_ns
+        for chunk in engine.store.chunks(engine.fingerprint, namespace)
+    }
+
+
+def id_of(engine: Engine, namespace: str, text: str) -> str:
+    empty = tokenize(engine.tokenizer, "", special=True)
+    return chunk_id(engine.fingerprint, namespace, empty, tokenize(engine.tokenizer, text))
+
+
+def report(llm: SemKV, text: str) -> ReuseReport:
+    response = llm.complete(f"{text} Question : who leads Tre klim ? Answer :")
+    return ReuseReport.from_mapping(response.additional_kwargs["semkv"])
+
+
+def covered(llm: SemKV, text: str) -> int:
+    """How many tokens come out of the store when `text` stands behind something else."""
+    seen = report(llm, f"Nobody knows why . {text}")
+    return seen.exact_tokens + seen.reused_tokens
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_an_incremental_corpus(
+    engine: Engine, namespace: str, llm: SemKV, pipeline: IngestionPipeline, asynchronous: bool
+) -> None:
+    async def run(*given: Document) -> None:
+        if asynchronous:
+            await pipeline.arun(documents=list(given))
+        else:
+            pipeline.run(documents=list(given))
+
+    await run(*documents(one=f"{A}\n\n{B}", two=C))
+    first = stored(engine, namespace)
+    assert first.keys() == {id_of(engine, namespace, text) for text in (A, B, C)}
+
+    # Again, unchanged: nothing is computed.
+    await run(*documents(one=f"{A}\n\n{B}", two=C))
+    assert stored(engine, namespace) == first
+
+    # One paragraph of one document changes: just that one is computed, the old one is gone.
+    await run(*documents(one=f"{A2}\n\n{B}", two=C))
+    second = stored(engine, namespace)
+    assert second.keys() == {id_of(engine, namespace, text) for text in (A2, B, C)}
+    for text in (B, C):
+        assert second[id_of(engine, namespace, text)] == first[id_of(engine, namespace, text)]
+    assert report(llm, A2).kv_cache == "hit"
+    # Of the old one no chunk is left to be used. (What A and A2 share may be found in A2's.)
+    assert id_of(engine, namespace, A) not in report(llm, A).chunk_ids
+
+    # Back to the old text: the pipeline's cache has seen it, and must not hide that it is needed.
+    await run(*documents(one=f"{A}\n\n{B}", two=C))
+    assert stored(engine, namespace).keys() == first.keys()
+    assert id_of(engine, namespace, A) in report(llm, A).chunk_ids
+
+    # A document that is not there any more is gone, and with it its source.
+    await run(*documents(two=C))
+    assert stored(engine, namespace).keys() == {id_of(engine, namespace, C)}
+    assert engine.store is not None
+    assert [s.name for s in engine.store.sources(engine.fingerprint, namespace)] == ["two"]
+    assert report(llm, f"{A} {B}").kv_cache == "miss"
+
+
+def test_what_it_retrieves_is_reused(
+    engine: Engine, llm: SemKV, pipeline: IngestionPipeline, embedding: BaseEmbedding
+) -> None:
+    pipeline.run(documents=documents(one=f"{A}\n\n{B}", two=C))
+    assert pipeline.vector_store is not None
+    index = VectorStoreIndex.from_vector_store(pipeline.vector_store, embed_model=embedding)
+    (hit,) = index.as_retriever(similarity_top_k=1).retrieve("who leads Tre klim ?")
+    text = hit.node.get_content(MetadataMode.LLM)
+    assert text == A
+    assert covered(llm, text) == llm.count_tokens(text)
+
+
+def test_metadata_that_the_model_sees_is_stored_with_the_text(engine: Engine, llm: SemKV) -> None:
+    node = TextNode(
+        text=A,
+        metadata={"school": "Tre klim", "secret": "for the retriever"},
+        excluded_llm_metadata_keys=["secret"],
+    )
+    (passed,) = KVPrecompute(llm=llm)([node])
+    assert passed is node
+    seen = node.get_content(MetadataMode.LLM)
+    assert "Tre klim\n\n" in seen
+    assert "secret" not in seen
+    assert covered(llm, seen) == llm.count_tokens(seen) > llm.count_tokens(A)
+
+
+def test_a_chunk_right_behind_the_head_is_exact(llm: SemKV) -> None:
+    head = "Nobody knows why the library was dark . " * 3
+    KVPrecompute(llm=llm, head=head)([TextNode(text=A)])
+    seen = report(llm, head + A)
+    assert seen.exact_tokens == llm.count_tokens(head + A)
+
+
+def test_the_cache_hides_no_needed_run(engine: Engine, namespace: str, llm: SemKV) -> None:
+    cache = IngestionCache()
+
+    def run(model: SemKV, head: str = "") -> None:
+        steps = [Paragraphs(), KVPrecompute(llm=model, head=head)]
+        IngestionPipeline(transformations=steps, cache=cache).run(
+            documents=documents(one=f"{A}\n\n{B}")
+        )
+
+    run(llm)
+    assert len(stored(engine, namespace)) == 2
+    assert engine.store is not None
+    engine.store.remove(engine.fingerprint, namespace, [id_of(engine, namespace, A)])
+    run(llm)
+    assert len(stored(engine, namespace)) == 2
+    other = SemKV(engine=engine, namespace=f"{namespace}-other")
+    run(other)
+    assert len(stored(engine, f"{namespace}-other")) == 2
+    run(llm, head="Nobody knows . ")
+    assert len(stored(engine, namespace)) == 3  # the head, and both behind it
+
+
+def test_nothing_is_run_twice_for_nothing(engine: Engine, namespace: str, llm: SemKV) -> None:
+    step = KVPrecompute(llm=llm)
+    step([TextNode(text=A)])
+    assert step.to_dict() == KVPrecompute(llm=llm).to_dict()
+    assert engine.fingerprint in str(step.to_dict())
+
+
+def test_worker_processes_store_through_this_engine(
+    engine: Engine, namespace: str, llm: SemKV
+) -> None:
+    pipeline = IngestionPipeline(transformations=[KVPrecompute(llm=llm)])
+    nodes = pipeline.run(documents=documents(one=A, two=B, three=C), num_workers=2)
+    assert sorted(node.get_content() for node in nodes) == sorted([A, B, C])
+    assert stored(engine, namespace).keys() == {
+        id_of(engine, namespace, text) for text in (A, B, C)
+    }
+
+
+async def test_worker_processes_of_an_event_loop(
+    engine: Engine, namespace: str, llm: SemKV
+) -> None:
+    pipeline = IngestionPipeline(transformations=[KVPrecompute(llm=llm)])
+    await pipeline.arun(nodes=[TextNode(text=text) for text in (A, B)], num_workers=2)
+    assert stored(engine, namespace).keys() == {id_of(engine, namespace, text) for text in (A, B)}
+
+
+def test_a_worker_says_what_went_wrong_here(engine: Engine) -> None:
+    import pickle
+
+    step = KVPrecompute(llm=SemKV(engine=engine, namespace="n" * 128))
+    worker = pickle.loads(pickle.dumps(step))
+    assert worker.to_dict() == step.to_dict()
+    step.llm.namespace = "n" * 129  # too long a name
+    with pytest.raises(EngineError, match="namespace"):
+        worker([TextNode(text=A)])
+
+
+def test_an_index_that_is_there(
+    engine: Engine, namespace: str, llm: SemKV, embedding: BaseEmbedding
+) -> None:
+    nodes = [TextNode(text=text) for text in (A, B)]
+    result = precompute_index(VectorStoreIndex(nodes, embed_model=embedding), llm)
+    assert result.chunks_captured == 2
+    assert precompute_index(SummaryIndex(nodes), llm).unchanged == 2
+    assert len(stored(engine, namespace)) == 2
+    assert KVPrecompute(llm=llm).forget([nodes[0].node_id, "never there"]) == 1
+    assert stored(engine, namespace).keys() == {id_of(engine, namespace, B)}
+
+
+def test_an_index_over_a_vector_database(
+    engine: Engine, namespace: str, llm: SemKV, embedding: BaseEmbedding
+) -> None:
+    shelf = Shelf()
+    nodes = [TextNode(text=text, embedding=embedding.get_text_embedding(text)) for text in (A, C)]
+    shelf.add(nodes)
+    index = VectorStoreIndex.from_vector_store(shelf, embed_model=embedding)
+    assert precompute_index(index, llm).chunks_captured == 2
+
+    class Closed(Shelf):
+        def get_nodes(self, node_ids: Any = None, filters: Any = None) -> list[BaseNode]:
+            raise NotImplementedError
+
+    closed = VectorStoreIndex.from_vector_store(Closed(), embed_model=embedding)
+    with pytest.raises(OptionError, match=r"KVPrecompute\(llm=llm\)\(nodes\)"):
+        precompute_index(closed, llm)
