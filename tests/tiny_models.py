@@ -23,6 +23,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 WEIGHT_STD = 0.08  # of a model 128 wide; wider ones get less, so that activations are alike
 VOCABULARY = 512
 MAX_POSITIONS = 2048
+IMAGE_SIZE = 56  # pixels, both ways
+PATCH_SIZE = 14
+IMAGE_TOKEN = VOCABULARY
 
 # Head size 32 and two query heads per KV head, unless an architecture says otherwise.
 SHAPE: dict[str, Any] = {
@@ -180,7 +183,28 @@ UNSERVABLE: dict[str, Callable[[], transformers.PretrainedConfig]] = {
 }
 """Architectures that must run plain: MLA, sliding windows, learned absolute positions."""
 
-ARCHITECTURES = SERVABLE | UNSERVABLE | {"mid": _mid}
+
+def _llava() -> transformers.PretrainedConfig:
+    # In vLLM with `model_impl="transformers"`: its own class wants torchvision.
+    vision = transformers.CLIPVisionConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=IMAGE_SIZE,
+        patch_size=PATCH_SIZE,
+        projection_dim=64,
+    )
+    text = transformers.LlamaConfig(**SHAPE | {"vocab_size": IMAGE_TOKEN + 1}, **TOKENS)
+    return transformers.LlavaConfig(
+        vision_config=vision,
+        text_config=text,
+        image_token_index=IMAGE_TOKEN,
+        image_seq_length=(IMAGE_SIZE // PATCH_SIZE) ** 2,
+    )
+
+
+ARCHITECTURES = SERVABLE | UNSERVABLE | {"mid": _mid, "llava": _llava}
 
 
 def build_tiny_model(arch: str, folder: Path, *, seed: int = 0) -> Path:
@@ -188,15 +212,19 @@ def build_tiny_model(arch: str, folder: Path, *, seed: int = 0) -> Path:
 
     The same `arch` and `seed` give the same weights: float32, but bfloat16 for `mid` (24 layers,
     0.15 B parameters, for benchmarks). The tokenizer is a byte-level BPE with `<eos>` = 0 and
-    `<pad>` = 1; any id from 2 up is an ordinary token.
+    `<pad>` = 1; any id from 2 up is an ordinary token. `llava` takes images: `<image>` is its last.
 
     Raises:
         KeyError: `arch` is not one of `ARCHITECTURES`.
     """
     config = ARCHITECTURES[arch]()
+    text = config.get_text_config()
     generator = torch.Generator().manual_seed(seed)
-    std = WEIGHT_STD * (SHAPE["hidden_size"] / config.hidden_size) ** 0.5
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    std = WEIGHT_STD * (SHAPE["hidden_size"] / text.hidden_size) ** 0.5
+    kind: Any = transformers.AutoModelForCausalLM
+    if arch == "llava":
+        kind = transformers.AutoModelForImageTextToText
+    model = kind.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator) * std
@@ -206,7 +234,10 @@ def build_tiny_model(arch: str, folder: Path, *, seed: int = 0) -> Path:
         model = model.to(torch.bfloat16)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
-    _tokenizer(config).save_pretrained(folder)
+    if arch == "llava":
+        _processor().save_pretrained(folder)
+    else:
+        _tokenizer(config).save_pretrained(folder)
     return folder
 
 
@@ -249,6 +280,30 @@ def _tokenizer(config: transformers.PretrainedConfig) -> transformers.PreTrained
         pad_token="<pad>",
         chat_template=_CHAT_TEMPLATE,
         model_max_length=config.max_position_embeddings,
+    )
+
+
+_IMAGE_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {% for part in message.content %}"
+    "{{ '<image>' if part.type == 'image' else part.text }} {% endfor %}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def _processor() -> transformers.ProcessorMixin:
+    """The tokenizer, with one more token that stands for an image, and what cuts it into patches."""
+    tokenizer = _tokenizer(_llama())
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    return transformers.LlavaProcessor(
+        transformers.CLIPImageProcessor(
+            size={"shortest_edge": IMAGE_SIZE},
+            crop_size={"height": IMAGE_SIZE, "width": IMAGE_SIZE},
+        ),
+        tokenizer,
+        patch_size=PATCH_SIZE,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=_IMAGE_TEMPLATE,
     )
 
 
