@@ -25,7 +25,7 @@ class Lexicon:
         self.framing_joints = frozenset(lists["framing_joints"])
         self.courtesies = frozenset(lists["courtesies"])
         self.ignored = frozenset(lists["ignored"])
-        self.weak_markers = frozenset(lists["markers"]["weak"])
+        self.weak_markers = _by_form(lists["prepositions"])
         self.strong_markers = frozenset(lists["markers"]["strong"])
         self.temporal = frozenset(lists["temporal"]["words"])
         self.questions = _by_form(lists["questions"])

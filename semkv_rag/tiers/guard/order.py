@@ -26,10 +26,8 @@ _Key = tuple[str, str]
 
 def same_order(donor: Reading, prompt: Reading, kinds: frozenset[Kind]) -> bool:
     """Whether pieces of `kinds` stand in orders that mean the same."""
-    one, other = _normal(donor), _normal(prompt)
-    if _keys(one, kinds, weak=False) == _keys(other, kinds, weak=False):
-        return True
-    return _rotated(_keys(one, kinds, weak=True), _keys(other, kinds, weak=True))
+    one, other = _keys(_normal(donor), kinds), _keys(_normal(prompt), kinds)
+    return one == other or _rotated(one, other)
 
 
 def ordered_kinds(readings: Sequence[Reading]) -> frozenset[Kind]:
@@ -38,7 +36,8 @@ def ordered_kinds(readings: Sequence[Reading]) -> frozenset[Kind]:
     for reading in readings:
         if len({piece.key for piece in reading.of(Kind.PERSON)}) > 1:
             kinds.add(Kind.PERSON)
-        if any(_separates(piece) for piece in reading.pieces[1:-1]):
+        parted = any(_separates(piece) for piece in reading.pieces[1:-1])
+        if parted or any(p.key in ("without", "except") for p in reading.of(Kind.NEGATION)):
             kinds.add(Kind.NEGATION)
         if len(reading.of(Kind.MODAL)) > 1:
             kinds.add(Kind.MODAL)
@@ -53,9 +52,8 @@ def _separates(piece: Piece) -> bool:
     return piece.key in clause
 
 
-def _keys(pieces: Sequence[Piece], kinds: frozenset[Kind], *, weak: bool) -> list[_Key]:
-    kept = kinds | {Kind.STRONG} | ({Kind.WEAK} if weak else set())
-    return [(_class(piece), piece.key) for piece in pieces if piece.kind in kept]
+def _keys(pieces: Sequence[Piece], kinds: frozenset[Kind]) -> list[_Key]:
+    return [(_class(piece), piece.key) for piece in pieces if piece.kind in kinds.union(_MARKERS)]
 
 
 def _class(piece: Piece) -> str:
@@ -159,11 +157,8 @@ def _measure(pieces: list[Piece]) -> list[Piece]:
         )
     )
     owned = is_being and start <= at == _run_behind(pieces, start) - 1
-    verb = (
-        not is_being
-        and pieces[at].key == lexicon().canonical("cost")
-        and all(piece.kind not in CONTENT for piece in pieces[at + 1 :])
-    )
+    ends = at + 1 == len(pieces) or pieces[at + 1].kind in (*_MARKERS, Kind.BREAK)
+    verb = ends and not is_being and pieces[at].text.lower() == "cost"
     if not (head or owned or verb):
         return pieces
     behind = at + 1 + (at + 1 < len(pieces) and pieces[at + 1].kind is Kind.OF)

@@ -65,7 +65,7 @@ class Reading:
     """A prompt's pieces in their order.
 
     Attributes:
-        tense: past, present or future.
+        tense: past, present, future or conditional.
     """
 
     pieces: tuple[Piece, ...]
@@ -91,10 +91,13 @@ def read(prompt: str, names: frozenset[str] = frozenset()) -> Reading:
         amount = amount_at(found, at)
         if amount is not None:
             shown = " ".join(token.text for token in found[at : at + amount.length])
+            if amount.kind in ("date", "time") and pieces and pieces[-1].kind is Kind.WEAK:
+                # "on January 5", "in January", "at 5 pm": which one follows from the date.
+                pieces[-1] = Piece(Kind.AUXILIARY, pieces[-1].key, pieces[-1].text)
             pieces.append(Piece(_AMOUNTS[amount.kind], amount.key, shown))
             at += amount.length
             continue
-        pieces.append(_piece(found[at], names))
+        pieces.append(_stressed(found, at) or _piece(found[at], names))
         at += 1
     if not any(p.kind is Kind.QUESTION and p.key != "how_much" for p in pieces) and any(
         p.key == lexicon().canonical("cost") for p in pieces
@@ -125,6 +128,17 @@ def _looks_like_name(token: Token) -> bool:
         and token.text != "I"
         and token.lower not in UNITS
     )
+
+
+def _stressed(found: Sequence[Token], at: int) -> Piece | None:
+    """An article or auxiliary that stands for more: "f(a)", "what do dogs have"."""
+    token = found[at]
+    behind = found[at + 1] if at + 1 < len(found) else None
+    lone = behind is None or behind.kind in ("clause", "symbol")
+    asked = any(other.lower in ("do", "does", "did") for other in found[:at])
+    if (token.lower in ("a", "an", "the") and lone) or (token.lower in ("do", "have") and asked):
+        return Piece(Kind.WORD, token.lower, token.text)
+    return None
 
 
 def _is_acronym(text: str) -> bool:
@@ -166,7 +180,7 @@ def _piece(token: Token, names: frozenset[str]) -> Piece:
     if lower in words.strong_markers:
         return Piece(Kind.STRONG, lower, text)
     if lower in words.weak_markers:
-        return Piece(Kind.WEAK, lower, text)
+        return Piece(Kind.WEAK, words.weak_markers[lower], text)
     if lower in words.temporal:
         return Piece(Kind.TEMPORAL, lower, text)
     if lower in names or _looks_like_name(token):
@@ -186,6 +200,8 @@ def _tense(found: Sequence[Token], pieces: Sequence[Piece]) -> str:
     lower = {token.lower for token in found if token.kind == "word"}
     if lower & {"will", "shall"}:
         return "future"
+    if "would" in lower:
+        return "conditional"
     if lower & {"was", "were", "did", "had"}:
         return "past"
     if lower & {"is", "are", "am", "do", "does"}:

@@ -41,7 +41,7 @@ _TOKEN = re.compile(
     | (?P<decade> \d{4}'?s\b )
     | (?P<number> (?:(?<![\w)])-)?\d+(?:,\d{3})*(?:\.\d+)?(?:/\d+\b)? | \.\d+ )
     | (?P<word> km/h | m/s | [^\W\d_]\.[^\W\d_]\.?(?:[^\W\d_]\.)* | [^\W\d_]+(?:-[^\W\d_]+)* | [^\W\d_]+ )
-    | (?P<possessive> 's?\b | '(?=\s) )
+    | (?P<possessive> (?<=\w)'s\b | (?<=s)'(?=[\s,.?!]|$) )
     | (?P<clause> [,;:.?!()\[\]{}"'\n] )
     | (?P<symbol> \S )
     """,
@@ -142,12 +142,18 @@ def _starts(lower: Sequence[str], phrases: Sequence[tuple[str, ...]]) -> int:
     return next((len(p) for p in phrases if tuple(lower[: len(p)]) == p), 0)
 
 
+def _is_courtesy(found: Sequence[Token], at: int) -> bool:
+    """Whether a word says nothing. One behind a quote or a colon is what is talked about."""
+    named = at > 0 and found[at - 1].kind == "clause" and found[at - 1].text in "\"'(:"
+    return found[at].lower in lexicon().courtesies and not named
+
+
 def replaced(found: Sequence[Token]) -> list[Token]:
     """Phrases replaced, the longest first, and courtesies dropped."""
     words = lexicon()
     result: list[Token] = []
     at = 0
-    kept = [token for token in found if token.lower not in words.courtesies]
+    kept = [token for at, token in enumerate(found) if not _is_courtesy(found, at)]
     while at < len(kept):
         for length in range(min(words.longest_phrase, len(kept) - at), 0, -1):
             group = kept[at : at + length]

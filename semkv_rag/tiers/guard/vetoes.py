@@ -145,6 +145,12 @@ def _content(donor: Reading, prompt: Reading) -> Veto | None:
 _NAMES = (Kind.NAME, Kind.IDENTIFIER)
 
 
+def _markers(donor: Reading, prompt: Reading) -> Veto | None:
+    # "by" comes and goes with the passive, which the order sees to.
+    left, right = ([p for p in r.of(Kind.STRONG) if p.key != "by"] for r in (donor, prompt))
+    return _only_in_one(left, right, f"another {Kind.STRONG}")
+
+
 def _order(donor: Reading, prompt: Reading) -> Veto | None:
     kinds = ordered_kinds((donor, prompt))
     if same_order(donor, prompt, kinds):
@@ -167,5 +173,7 @@ _CHECKS: tuple[_Check, ...] = (
     _tense,
     _person,
     _content,
+    _markers,
+    _differ(Kind.WEAK),
     _order,
 )
