@@ -141,6 +141,15 @@ def _stressed(found: Sequence[Token], at: int) -> Piece | None:
     return None
 
 
+def _is_code(text: str) -> bool:
+    """Whether case matters in an identifier: `getUser` is code, GPT-4 and gpt-4 are a name."""
+    return (
+        text.startswith("-")
+        or any(sign in text for sign in "_./:()@")
+        or (not text[0].isupper() and any(letter.isupper() for letter in text))
+    )
+
+
 def _is_acronym(text: str) -> bool:
     """Whether these capitals are no pronoun or auxiliary, but IT, US or WHO."""
     words = lexicon()
@@ -154,13 +163,13 @@ def _piece(token: Token, names: frozenset[str]) -> Piece:
     if token.kind == "clause":
         return Piece(Kind.BREAK, lower, text)
     if token.kind == "identifier":
-        # Letters and digits are names like any other (GPT-4, gpt-4); code is not.
-        code = any(sign in text for sign in "_.:/()@-") or text[1:].lower() != text[1:]
-        return Piece(Kind.IDENTIFIER, text if code and "-" not in text else lower, text)
+        return Piece(Kind.IDENTIFIER, text if _is_code(text) else lower, text)
     if token.kind not in ("word", "symbol"):
         return Piece(Kind.SYMBOL, lower, text)
     if token.kind == "symbol":
         return Piece(Kind.SYMBOL, lower, text)
+    if len(text) == 1 and text.lower() not in ("a", "i"):
+        return Piece(Kind.IDENTIFIER, text, text)  # "-v" is not "-V"
     if not token.first and (text == "A" or _is_acronym(text)):
         return Piece(Kind.NAME, lower, text)
     if lower == "of":
