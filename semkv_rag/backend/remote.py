@@ -62,6 +62,9 @@ class RemoteBackend:
 
     @cached_property
     def _info(self) -> dict[str, Any] | None:
+        return self._ask_info()
+
+    def _ask_info(self) -> dict[str, Any] | None:
         """What `semkv serve` tells of itself; None from another server."""
         with self._errors():
             response = self._own.get("/semkv/v1/info")
@@ -197,7 +200,10 @@ class RemoteBackend:
         return str(self._served_info["fingerprint"])
 
     def store_id(self) -> str:
-        return str(self._served_info["store_id"])
+        # Asked anew each time: it tells the store's last change.
+        if (info := self._ask_info()) is None:
+            raise self._not_ours()
+        return str(info["store_id"])
 
     @property
     def _served_info(self) -> dict[str, Any]:

@@ -97,12 +97,14 @@ class Routes:
 
     async def _info(self, request: Request) -> Response:
         namespace = self._namespace(request, request.query_params.get("namespace"))
-        identity = store_identity(self._capturer.store)
+        store = self._capturer.store
+        # With the last change: what was stored when a cache saw it may have gone since.
+        store_id = f"{store_identity(store)}/{namespace}/{store.last_change()}"
         return JSONResponse(
             {
                 "fingerprint": self._capturer.fingerprint,
                 "namespace": namespace,
-                "store_id": f"{identity}/{namespace}",
+                "store_id": store_id,
                 **self._about,
             }
         )
