@@ -99,8 +99,8 @@ class ModelCalls(BaseEventHandler):
 
     def handle(self, event: BaseEvent, **kwargs: Any) -> None:
         if isinstance(event, LLMChatEndEvent | LLMCompletionEndEvent):
-            response = event.response
-            assert response is not None and response.raw is not None  # nothing is streamed here
+            response = event.response  # of a stream the last one, which has both
+            assert response is not None and response.raw is not None
             report = ReuseReport.from_mapping(response.additional_kwargs["semkv"])
             self.calls.append((report, response.raw["ttft_ms"]))
 
@@ -135,6 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 llm=SemKV(engine=engine, max_tokens=MAX_TOKENS, **settings),
                 node_postprocessors=postprocessors,
                 response_mode=ResponseMode.COMPACT,
+                streaming=True,  # else nobody sees when the first token comes
                 text_qa_template=None if own_model else READER_TEMPLATE,
             )
 

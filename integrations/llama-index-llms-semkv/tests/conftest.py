@@ -55,7 +55,7 @@ def model(
         store=tmp_path_factory.mktemp("model"),
         chat_args={"enable_auto_tool_choice": True, "tool_call_parser": "hermes"},
         store_retrieved=2,
-        structured_outputs_config={"disable_any_whitespace": True},
+        structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
         **ENGINE_ARGS,
     ) as engine:
         yield engine

@@ -344,9 +344,18 @@ class SemKV(StructuredPrediction):
 
     # ---- what they share -------------------------------------------------------------------
 
-    def hint_target(self) -> tuple[Backend, str | None] | None:
-        """Whom retrieved texts are told, with the namespace; None when nobody wants to know."""
-        return (self._local[1], self.namespace) if self.hints and self._local else None
+    def hint(self, texts: Sequence[str], told: set[tuple[int, str | None]]) -> None:
+        """Say that texts were retrieved, unless their engine was told so already.
+
+        Args:
+            told: whom it was told: filled in here.
+        """
+        if not self.hints or self._local is None:
+            return
+        engine, backend = self._local
+        if (whom := (id(engine), self.namespace)) not in told:
+            told.add(whom)
+            backend.hint(texts, namespace=self.namespace)
 
     def backend(self) -> Backend:
         """What answers, and precomputes. The first call starts the engine, which takes a while."""

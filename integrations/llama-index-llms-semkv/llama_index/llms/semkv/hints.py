@@ -52,10 +52,9 @@ class RetrievalHints(BaseEventHandler):
             return
         with _lock:
             models = [llm for reference in _listening if (llm := reference()) is not None]
-        targets = [target for llm in models if (target := llm.hint_target()) is not None]
-        # Several objects on one engine are told once.
-        for backend, namespace in {(id(one), name): (one, name) for one, name in targets}.values():
-            backend.hint(texts, namespace=namespace)
+        told: set[tuple[int, str | None]] = set()
+        for llm in models:
+            llm.hint(texts, told)
 
 
 def seen_texts(nodes: Iterable[BaseNode]) -> Sequence[str]:

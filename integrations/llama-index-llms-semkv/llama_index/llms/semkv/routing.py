@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing import current_process
 from multiprocessing.connection import Client, Connection, Listener
@@ -21,17 +22,16 @@ from semkv_rag.errors import EngineError
 
 
 class Window:
-    """Where worker processes hand in their documents; open until this process ends.
+    """Where worker processes hand in their documents.
 
     Only children of this process are let in: they inherit its `multiprocessing` key.
 
     Args:
-        store: stores documents; called by one thread at a time.
+        store: a method that stores documents. Its object is not kept alive by being served here.
     """
 
     def __init__(self, store: Callable[[Any], object]) -> None:
-        self._store = store
-        self._turn = threading.Lock()
+        self._store = weakref.WeakMethod(store)
         self._listener = Listener(family="AF_UNIX", authkey=_key())
         threading.Thread(target=self._open, name="semkv-window", daemon=True).start()
 
@@ -51,8 +51,9 @@ class Window:
         with connection:
             documents = json.loads(connection.recv_bytes())
             try:
-                with self._turn:
-                    self._store(documents)
+                if (store := self._store()) is None:
+                    raise EngineError("the KVPrecompute that this worker is of is gone")
+                store(documents)
                 answer = ""
             except Exception as error:
                 answer = str(error) or type(error).__name__

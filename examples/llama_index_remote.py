@@ -1,0 +1,59 @@
+"""A LlamaIndex query engine on a server: `semkv serve` has the model, this process needs no vLLM.
+
+    semkv serve MODEL --store kv/ --port 8000
+    python examples/llama_index_remote.py --base-url http://localhost:8000/v1
+
+Without `--base-url` it starts a server of the demo's model for itself. What changes from a plain LLM:
+
+    -from llama_index.llms.openai_like import OpenAILike
+    -llm = OpenAILike(api_base=URL, is_chat_model=True)
+    +from llama_index.llms.semkv import SemKV
+    +llm = SemKV(base_url=URL)
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from _llama_index import Reports, embedding, paragraphs, reader_server
+from llama_index.core import PromptTemplate, VectorStoreIndex
+from llama_index.llms.semkv import SemKV, precompute_index
+
+QUESTION = "which mascot does Brak trut have ?"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A query engine on a server.")
+    parser.add_argument("--base-url", help="of a running server, up to and with /v1")
+    base_url: str | None = parser.parse_args().base_url
+    with reader_server() if base_url is None else given(base_url) as url:
+        ask(url)
+
+
+def ask(url: str) -> None:
+    llm = SemKV(base_url=url, max_tokens=4)
+    index = VectorStoreIndex(paragraphs(), embed_model=embedding())
+    result = precompute_index(index, llm)
+    print(f"{result.documents} nodes, {result.chunks_captured} of them computed by the server")
+    query_engine = index.as_query_engine(
+        llm=llm,
+        similarity_top_k=3,
+        streaming=True,
+        # The reader knows this one form of prompt.
+        text_qa_template=PromptTemplate("{context_str} Question : {query_str} Answer :"),
+    )
+    with Reports() as reports:
+        answer = str(query_engine.query(QUESTION)).strip()
+    print(QUESTION, answer)
+    print(f"    {reports}")
+
+
+@contextmanager
+def given(url: str) -> Iterator[str]:
+    yield url
+
+
+if __name__ == "__main__":
+    main()
