@@ -190,7 +190,7 @@ class ChatSemKV(BaseChatModel, SemKVModel[AIMessage]):
                 `function_calling` (a forced call of a tool of that form), or `json_mode` (any JSON:
                 the prompt must say which).
             include_raw: give a dict of `raw`, `parsed` and `parsing_error` instead.
-            strict: OpenAI's `strict`, for servers that look at it.
+            strict: OpenAI's `strict`. False lets a forced call have any arguments.
             **kwargs: bound as with `bind`.
 
         Raises:
@@ -202,8 +202,8 @@ class ChatSemKV(BaseChatModel, SemKVModel[AIMessage]):
         kwargs["ls_structured_output_format"] = structured.traced(schema, method, strict)
         model: Runnable[LanguageModelInput, AIMessage]
         if method == "function_calling":
-            name = structured.tool_name(schema)
-            model = self.bind_tools([schema], tool_choice=name, strict=strict, **kwargs)
+            tool = structured.tool(schema, strict)
+            model = self.bind_tools([tool], tool_choice=tool["function"]["name"], **kwargs)
         else:
             form = structured.response_format(schema, method, strict)
             model = self.bind(response_format=form, **kwargs)

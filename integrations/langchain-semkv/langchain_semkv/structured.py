@@ -25,9 +25,15 @@ Schema = dict[str, Any] | type
 Method = Literal["json_schema", "function_calling", "json_mode"]
 
 
-def tool_name(schema: Schema) -> str:
-    """What a tool made of `schema` is called."""
-    return cast("str", convert_to_openai_tool(schema)["function"]["name"])
+def tool(schema: Schema, strict: bool | None) -> dict[str, Any]:
+    """A tool whose arguments are of the form of `schema`.
+
+    vLLM holds a model to the arguments' form only where the tool is strict, so it is unless said
+    otherwise. The schema itself is not changed for it, so what may be left out still may.
+    """
+    described = convert_to_openai_tool(schema, strict=strict)
+    described["function"].setdefault("strict", True)
+    return described
 
 
 def response_format(schema: Schema, method: Method, strict: bool | None) -> dict[str, Any]:
@@ -58,7 +64,9 @@ def parser(schema: Schema, method: Method) -> BaseOutputParser[Any]:
     if method == "function_calling":
         if is_model:
             return PydanticToolsParser(tools=[cast("type", schema)], first_tool_only=True)
-        return JsonOutputKeyToolsParser(key_name=tool_name(schema), first_tool_only=True)
+        return JsonOutputKeyToolsParser(
+            key_name=tool(schema, None)["function"]["name"], first_tool_only=True
+        )
     if is_model:
         return PydanticOutputParser(pydantic_object=cast("Any", schema))
     return JsonOutputParser()
