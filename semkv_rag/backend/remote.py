@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import threading
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-import httpx
 import openai
 from openai.types import Model
 
@@ -45,10 +44,11 @@ class RemoteBackend:
             "api_key": api_key or "none",  # the client does not start without one
             "timeout": timeout,
         }
+        self._settings = settings
         self._client = openai.OpenAI(**settings)
-        self._async_client = openai.AsyncOpenAI(**settings)
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._own = httpx.Client(base_url=self._root, headers=headers, timeout=timeout)
+        # A client's connections belong to the event loop they were made in.
+        self._async_clients: dict[asyncio.AbstractEventLoop, openai.AsyncOpenAI] = {}
+        self._lock = threading.Lock()
 
     @cached_property
     def _card(self) -> Model:
@@ -67,12 +67,10 @@ class RemoteBackend:
     def _ask_info(self) -> dict[str, Any] | None:
         """What `semkv serve` tells of itself; None from another server."""
         with self._errors():
-            response = self._own.get("/semkv/v1/info")
-            if response.status_code == 404:
+            try:
+                return self._client.get(f"{self._root}/semkv/v1/info", cast_to=dict[str, Any])
+            except openai.NotFoundError:
                 return None
-            _check(response)
-            info: dict[str, Any] = response.json()
-            return info
 
     @property
     def model_name(self) -> str:
@@ -114,15 +112,15 @@ class RemoteBackend:
         request = self._request(prompt, fields, reuse)
         with self._errors():
             response = _endpoint(self._client, prompt).create(**request)
-        return whole_part(response.model_dump())
+        return whole_part(response.to_dict())
 
     async def aanswer(
         self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]
     ) -> Part:
         request = await asyncio.to_thread(self._request, prompt, fields, reuse)
         with self._errors():
-            response = await _endpoint(self._async_client, prompt).create(**request)
-        return whole_part(response.model_dump())
+            response = await _endpoint(self._async_client(), prompt).create(**request)
+        return whole_part(response.to_dict())
 
     def stream(
         self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]
@@ -135,7 +133,7 @@ class RemoteBackend:
             answer = StreamedAnswer()
             with self._errors(), chunks:
                 for chunk in chunks:
-                    if (part := answer.take(chunk.model_dump())) is not None:
+                    if (part := answer.take(chunk.to_dict())) is not None:
                         yield part
             yield answer.last()
 
@@ -146,14 +144,14 @@ class RemoteBackend:
     ) -> AsyncGenerator[Part, None]:
         request = await asyncio.to_thread(self._request, prompt, fields, reuse)
         with self._errors():
-            chunks = await _endpoint(self._async_client, prompt).create(**request, **_STREAMED)
+            chunks = await _endpoint(self._async_client(), prompt).create(**request, **_STREAMED)
 
         async def parts() -> AsyncGenerator[Part, None]:
             answer = StreamedAnswer()
             with self._errors():
                 async with chunks:
                     async for chunk in chunks:
-                        if (part := answer.take(chunk.model_dump())) is not None:
+                        if (part := answer.take(chunk.to_dict())) is not None:
                             yield part
             yield answer.last()
 
@@ -175,26 +173,28 @@ class RemoteBackend:
             "head": head,
             **_namespace(namespace),
         }
-        with self._errors(), self._own.stream("POST", "/semkv/v1/precompute", json=body) as lines:
-            if lines.status_code != 200:
-                lines.read()
-                self._check_own(lines)
-            for line in lines.iter_lines():
-                told = json.loads(line) if line.strip() else {}
-                if "result" in told:
-                    return _result(told["result"])
-                if "error" in told:
-                    raise EngineError(f"{self._root} could not store: {told['error']['message']}")
-                if on_progress is not None and "progress" in told:
-                    on_progress(PrecomputeProgress(**told["progress"]))
+        with self._errors(), self._ours():
+            events = self._client.post(
+                f"{self._root}/semkv/v1/precompute",
+                body=body,
+                cast_to=dict[str, Any],
+                stream=True,
+                stream_cls=openai.Stream[dict[str, Any]],
+            )
+            with events:
+                for told in events:
+                    if "result" in told:
+                        return _result(told["result"])
+                    if on_progress is not None:
+                        on_progress(PrecomputeProgress(**told["progress"]))
         raise EngineError(f"{self._root} ended before it had stored everything: is it stopping?")
 
     def forget(self, sources: Iterable[str], *, namespace: str | None = None) -> int:
         body = {"sources": list(sources), **_namespace(namespace)}
-        with self._errors():
-            response = self._own.post("/semkv/v1/forget", json=body)
-            self._check_own(response)
-            return int(response.json()["removed"])
+        with self._errors(), self._ours():
+            url = f"{self._root}/semkv/v1/forget"
+            answer = self._client.post(url, body=body, cast_to=dict[str, Any])
+        return int(answer["removed"])
 
     def fingerprint(self) -> str:
         return str(self._served_info["fingerprint"])
@@ -211,18 +211,27 @@ class RemoteBackend:
             raise self._not_ours()
         return self._info
 
+    def _async_client(self) -> openai.AsyncOpenAI:
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if loop not in self._async_clients:
+                for ended in [loop for loop in self._async_clients if loop.is_closed()]:
+                    del self._async_clients[ended]
+                self._async_clients[loop] = openai.AsyncOpenAI(**self._settings)
+            return self._async_clients[loop]
+
     def _tokenize(self, **what: Any) -> dict[str, Any]:
         with self._errors():
-            body = {"model": self.model_name, **what}
-            response = self._own.post("/tokenize", json=body)
-            _check(response)
-            told: dict[str, Any] = response.json()
-            return told
+            url, body = f"{self._root}/tokenize", {"model": self.model_name, **what}
+            return self._client.post(url, body=body, cast_to=dict[str, Any])
 
-    def _check_own(self, response: httpx.Response) -> None:
-        if response.status_code == 404:
-            raise self._not_ours()
-        _check(response)
+    @contextmanager
+    def _ours(self) -> Iterator[None]:
+        """Says what to start where the server has no such route."""
+        try:
+            yield
+        except openai.NotFoundError as error:
+            raise self._not_ours() from error
 
     def _not_ours(self) -> EngineError:
         return EngineError(f"{self._root} stores nothing: start the server with `semkv serve`")
@@ -245,7 +254,7 @@ class RemoteBackend:
             yield
         except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
             raise OptionError(f"{self._base_url} refuses the request: {error.message}") from error
-        except (openai.OpenAIError, httpx.HTTPError) as error:
+        except openai.OpenAIError as error:
             raise EngineError(f"{self._base_url} does not answer: {error}") from error
 
 
@@ -258,19 +267,6 @@ def _endpoint(client: openai.OpenAI | openai.AsyncOpenAI, prompt: Prompt) -> Any
 
 def _namespace(namespace: str | None) -> dict[str, str]:
     return {} if namespace is None else {"namespace": namespace}
-
-
-def _check(response: httpx.Response) -> None:
-    """Raise what a server that did not do it says of the reason."""
-    if response.is_success:
-        return
-    try:
-        fault = response.json()["error"]
-        message = fault["message"] if isinstance(fault, dict) else str(fault)
-    except (ValueError, KeyError):
-        message = response.text
-    told = f"{response.request.url} answers {response.status_code}: {message}"
-    raise OptionError(told) if response.status_code in (400, 422) else EngineError(told)
 
 
 def _result(fields: Mapping[str, Any]) -> PrecomputeResult:

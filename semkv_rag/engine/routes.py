@@ -1,7 +1,8 @@
 """The server's own routes, for clients that store what they will ask about.
 
 * `GET /semkv/v1/info`: the model, the store and what the server can do.
-* `POST /semkv/v1/precompute`: store texts. Answered line by line, so that a long run can be watched.
+* `POST /semkv/v1/precompute`: store texts. Answered by server-sent events, so that a long run can be
+  watched: `{"progress": …}`, then `{"result": …}` or `{"error": …}`.
 * `POST /semkv/v1/forget`: remove sources.
 
 The namespace is the tenant's, by the rule that requests follow (see `tenants`). API keys are checked
@@ -126,20 +127,20 @@ class Routes:
         if not isinstance(head, str):
             raise OptionError("head is a text")
         namespace = self._namespace(request, body.get("namespace"))
-        lines = self._run(documents, namespace, head)
-        return StreamingResponse(lines, media_type="application/x-ndjson")
+        events = self._run(documents, namespace, head)
+        return StreamingResponse(events, media_type="text/event-stream")
 
     async def _run(
         self, documents: list[tuple[str, list[str]]], namespace: str, head: str
     ) -> AsyncIterator[str]:
-        """The lines of a run: progress, then its result or its error. Leaving it stops the run."""
+        """The events of a run. Leaving it stops the run."""
         loop = asyncio.get_running_loop()
-        lines: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         left = threading.Event()
 
-        def put(line: dict[str, Any] | None) -> None:
+        def put(event: dict[str, Any] | None) -> None:
             with suppress(RuntimeError):  # the server's loop is closed
-                loop.call_soon_threadsafe(lines.put_nowait, line)
+                loop.call_soon_threadsafe(events.put_nowait, event)
 
         def tell(progress: PrecomputeProgress) -> None:
             if left.is_set() or self._stopping.is_set():
@@ -161,13 +162,13 @@ class Routes:
         try:
             while True:
                 try:
-                    line = await asyncio.wait_for(lines.get(), HEARTBEAT_SECONDS)
+                    event = await asyncio.wait_for(events.get(), HEARTBEAT_SECONDS)
                 except TimeoutError:
-                    yield "\n"  # for clients that give up on a silent server
+                    yield ":\n\n"  # a comment, for clients that give up on a silent server
                     continue
-                if line is None:
+                if event is None:
                     return
-                yield json.dumps(line) + "\n"
+                yield f"data: {json.dumps(event)}\n\n"
         finally:
             left.set()
 
