@@ -27,6 +27,7 @@ class RemoteBackend:
         api_key: the server's key; None when it wants none.
         model: one of the server's models; None for its first.
         timeout: of a request, in seconds; of `store_texts`, the longest silence.
+        max_retries: how often a server that does not answer is asked again.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class RemoteBackend:
         api_key: str | None = None,
         model: str | None = None,
         timeout: float = 60.0,
+        max_retries: int = 2,
     ) -> None:
         self._base_url = base_url.rstrip("/")
         self._root = self._base_url.removesuffix("/v1")
@@ -43,6 +45,7 @@ class RemoteBackend:
             "base_url": self._base_url,
             "api_key": api_key or "none",  # the client does not start without one
             "timeout": timeout,
+            "max_retries": max_retries,
         }
         self._settings = settings
         self._client = openai.OpenAI(**settings)

@@ -131,7 +131,7 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
         """What decides an answer, for LangChain's caches and traces."""
-        names = {"model", "base_url", "max_tokens", "temperature", "stop", "sampling"}
+        names = {"model", "store", "base_url", "max_tokens", "temperature", "stop", "sampling"}
         return self.model_dump(include=names | {"reuse", *_REUSE_FIELDS})
 
     def get_num_tokens(self, text: str) -> int:
@@ -166,7 +166,9 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
         if self.base_url is not None:
             if wanted not in self._remotes:
                 key = None if self.api_key is None else self.api_key.get_secret_value()
-                self._remotes[wanted] = RemoteBackend(self.base_url, key, wanted, self.timeout)
+                self._remotes[wanted] = RemoteBackend(
+                    self.base_url, key, wanted, self.timeout, self.max_retries
+                )
             return self._remotes[wanted]
         if self.engine is not None and wanted != self.engine.model:
             raise OptionError(f"engine= runs {self.engine.model}: it cannot answer as {wanted}")
