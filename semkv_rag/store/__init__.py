@@ -7,6 +7,7 @@ file; docs/store.md specifies the files and the tables.
 from semkv_rag.store.chunk_file import ChunkFile, write_chunk
 from semkv_rag.store.header import KINDS, ChunkHeader, chunk_id
 from semkv_rag.store.kv_store import KVStore
+from semkv_rag.store.prompts import StoredPrompts
 from semkv_rag.store.records import (
     Change,
     Changes,
@@ -15,7 +16,11 @@ from semkv_rag.store.records import (
     ModelInfo,
     NamespaceStats,
     Problem,
+    PromptRecord,
     SourceInfo,
+    StoredOutcome,
+    VectorChanges,
+    VectorKey,
     VerifyReport,
 )
 
@@ -31,7 +36,12 @@ __all__ = [
     "ModelInfo",
     "NamespaceStats",
     "Problem",
+    "PromptRecord",
     "SourceInfo",
+    "StoredOutcome",
+    "StoredPrompts",
+    "VectorChanges",
+    "VectorKey",
     "VerifyReport",
     "chunk_id",
     "write_chunk",

@@ -8,7 +8,11 @@ from semkv_rag.store.index.database import Database
 
 
 def evict(
-    database: Database, contents: Contents, max_bytes: int, namespace: str | None
+    database: Database,
+    contents: Contents,
+    max_bytes: int,
+    namespace: str | None,
+    kind: str | None = None,
 ) -> list[str]:
     """Remove the least recently used chunks until `max_bytes` are left; their ids.
 
@@ -17,9 +21,9 @@ def evict(
     evicted: list[str] = []
     while True:
         with database.writing() as connection:
-            over = chunks.total_bytes(connection, namespace) - max_bytes
+            over = chunks.total_bytes(connection, namespace, kind) - max_bytes
             victims = []
-            for record in chunks.least_recently_used(connection, namespace, BATCH):
+            for record in chunks.least_recently_used(connection, namespace, kind, BATCH):
                 if over <= 0:
                     break
                 victims.append(record)

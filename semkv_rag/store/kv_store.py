@@ -24,6 +24,7 @@ from semkv_rag.store.contents import BATCH, Contents
 from semkv_rag.store.eviction import evict
 from semkv_rag.store.index import chunks, feed, sources
 from semkv_rag.store.index.database import Database
+from semkv_rag.store.prompts import StoredPrompts
 from semkv_rag.store.records import (
     Changes,
     ChunkKey,
@@ -51,6 +52,7 @@ class KVStore:
         root: the folder, as an absolute path.
         index_url: where the index is. May hold a password.
         read_only: whether it only reads: as asked, or because the folder cannot be written.
+        prompts: what is known of the chunks that are whole prompts.
 
     Raises:
         StoreError: the store cannot be opened.
@@ -77,6 +79,7 @@ class KVStore:
         self.read_only = read_only or not os.access(self.root, os.W_OK)
         self._database = Database(index_url or own_index, read_only=self.read_only)
         self._contents = Contents(self.root, self._database)
+        self.prompts = StoredPrompts(self._database)
 
     def __repr__(self) -> str:
         return f"KVStore({str(self.root)!r})"
@@ -152,17 +155,20 @@ class KVStore:
             with self._database.writing(durable=False) as connection:
                 chunks.touch(connection, ids, time.time())
 
-    def evict(self, max_bytes: int, namespace: str | None = None) -> list[str]:
+    def evict(
+        self, max_bytes: int, namespace: str | None = None, kind: str | None = None
+    ) -> list[str]:
         """Remove the chunks that were unused for longest until `max_bytes` are left.
 
         Args:
             max_bytes: what all files together may take, of the namespace or of the whole store.
             namespace: evict only its chunks, and count only its bytes.
+            kind: likewise, such as `prompt`, so that captured prompts never push out documents.
 
         Returns:
             The ids of the evicted chunks, in the order in which they went.
         """
-        return evict(self._database, self._contents, max_bytes, namespace)
+        return evict(self._database, self._contents, max_bytes, namespace, kind)
 
     def source(self, model: str, namespace: str, name: str) -> SourceInfo | None:
         """A document's digest and chunks, or None when it was never put."""

@@ -95,6 +95,65 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptRecord(ChunkKey):
+    """What is known of a chunk that is a whole prompt.
+
+    Attributes:
+        key: digest of its normalised text and of its images, 64 hex digits.
+        text: as it was asked.
+        images: digest of its images, empty when it had none.
+        source_version: of whatever the prompt was made from, by the caller's own naming.
+        created_at: seconds since the epoch.
+    """
+
+    key: str
+    text: str
+    images: str
+    source_version: str
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class VectorKey:
+    """Which vectors can be compared: those of one layer, made by the same encoder."""
+
+    layer: str
+    encoder: str
+
+
+@dataclass(frozen=True, slots=True)
+class VectorChanges:
+    """Which prompts' vectors came and went since a point of the feed.
+
+    Attributes:
+        last: the point up to which this tells; the next call's `since`.
+        removed: namespaces and ids of chunks that went; to be taken in before `added`.
+        added: namespace, layer and encoder, and chunk id of vectors that came, oldest first.
+        reset: `added` are all there are, and whatever the caller knew besides is gone.
+    """
+
+    last: int
+    removed: list[tuple[str, str]]
+    added: list[tuple[str, VectorKey, str]]
+    reset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOutcome:
+    """What came of one explored request: whether the donor's answer would have done.
+
+    Attributes:
+        similarity: of the prompt to the donor, -1 to 1.
+        correct: see above.
+        at: seconds since the epoch.
+    """
+
+    similarity: float
+    correct: bool
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class NamespaceStats:
     """Counts of one model's chunks in one namespace."""
 

@@ -28,7 +28,7 @@ from sqlalchemy import (
 
 from semkv_rag.reuse.tokens import StoredTokens, TokenArray
 from semkv_rag.store.header import ChunkHeader, token_bytes
-from semkv_rag.store.index import feed
+from semkv_rag.store.index import feed, prompts
 from semkv_rag.store.index.schema import chunk_tokens, chunks, contexts, models, sources
 from semkv_rag.store.records import ChunkKey, ChunkRecord, ModelInfo, NamespaceStats
 
@@ -64,13 +64,15 @@ def pieces(items: Iterable[Item], size: int = _PIECE) -> Iterator[list[Item]]:
         yield piece
 
 
-def scope(model: str | None, namespace: str | None) -> ColumnElement[bool]:
-    """The condition that a chunk is of a model and a namespace; None is any."""
+def scope(model: str | None, namespace: str | None, kind: str | None = None) -> ColumnElement[bool]:
+    """The condition that a chunk is of a model, a namespace and a kind; None is any."""
     condition: ColumnElement[bool] = true()
     if model is not None:
         condition &= chunks.c.model == model
     if namespace is not None:
         condition &= chunks.c.namespace == namespace
+    if kind is not None:
+        condition &= chunks.c.kind == kind
     return condition
 
 
@@ -122,9 +124,12 @@ def put(connection: Connection, found: Sequence[FoundChunk]) -> None:
 
 
 def drop(connection: Connection, keys: Sequence[ChunkKey]) -> None:
-    """Remove chunks that are there, and the contexts that no chunk has any more."""
+    """Remove chunks that are there, what is known of them as prompts, and the contexts that no
+    chunk has any more.
+    """
     for piece in pieces(keys):
         ids = [key.id for key in piece]
+        prompts.drop(connection, ids)
         used = select(chunks.c.context).distinct().where(chunks.c.id.in_(ids))
         digests = connection.scalars(used).all()
         connection.execute(delete(chunk_tokens).where(chunk_tokens.c.chunk_id.in_(ids)))
@@ -190,16 +195,16 @@ def touch(connection: Connection, ids: Iterable[str], now: float) -> None:
         connection.execute(update(chunks).where(chunks.c.id.in_(piece)).values(used_at=now))
 
 
-def total_bytes(connection: Connection, namespace: str | None) -> int:
-    size = select(func.coalesce(func.sum(chunks.c.bytes), 0)).where(scope(None, namespace))
+def total_bytes(connection: Connection, namespace: str | None, kind: str | None) -> int:
+    size = select(func.coalesce(func.sum(chunks.c.bytes), 0)).where(scope(None, namespace, kind))
     return int(connection.scalar(size) or 0)
 
 
 def least_recently_used(
-    connection: Connection, namespace: str | None, limit: int
+    connection: Connection, namespace: str | None, kind: str | None, limit: int
 ) -> list[ChunkRecord]:
     """The `limit` records that were unused for longest."""
-    oldest = _RECORD.where(scope(None, namespace)).order_by(chunks.c.used_at, chunks.c.id)
+    oldest = _RECORD.where(scope(None, namespace, kind)).order_by(chunks.c.used_at, chunks.c.id)
     return [_record(row) for row in connection.execute(oldest.limit(limit))]
 
 

@@ -42,6 +42,13 @@ def append(connection: Connection, keys: Iterable[ChunkKey], *, added: bool) -> 
     connection.execute(update(feed).values(first=first, last=last))
 
 
+def advance(connection: Connection) -> int:
+    """Take the next number for a change that is told elsewhere. The connection holds the lock."""
+    number = last(connection) + 1
+    connection.execute(update(feed).values(last=number))
+    return number
+
+
 def read(connection: Connection, model: str, since: int) -> Changes:
     """What changed for a model after `since`, or all its live chunks when that cannot be told."""
     first, last = connection.execute(_POINT).one()
@@ -57,6 +64,25 @@ def read(connection: Connection, model: str, since: int) -> Changes:
         .order_by(changes.c.seq)
     )
     return Changes(last, [Change(*row) for row in connection.execute(news)])
+
+
+def removed(connection: Connection, model: str, since: int) -> tuple[int, list[Change] | None]:
+    """The number of the last change, and a model's chunks that went after `since`.
+
+    None instead of the list when that cannot be told. A chunk that went may be back.
+    """
+    first, last = connection.execute(_POINT).one()
+    if since == last:
+        return last, []
+    if not first <= since <= last:
+        return last, None
+    gone = (
+        select(changes.c.namespace, changes.c.chunk_id, changes.c.added)
+        .where(changes.c.seq > since, changes.c.seq <= last)
+        .where(changes.c.model == model, changes.c.added.is_(False))
+        .order_by(changes.c.seq)
+    )
+    return last, [Change(*row) for row in connection.execute(gone)]
 
 
 def last(connection: Connection) -> int:

@@ -25,7 +25,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISION: Final = "0001"
+REVISION: Final = "0002"
 """The newest migration: what a store is at once it was opened."""
 
 metadata: Final = MetaData()
@@ -111,4 +111,54 @@ source_chunks = Table(
     # Not a foreign key: a source goes on listing a chunk that was evicted.
     Column("chunk_id", String(64), nullable=False),
     Index("source_chunks_by_chunk", "chunk_id"),
+)
+
+prompts = Table(
+    "prompts",
+    metadata,
+    Column("chunk_id", String(64), ForeignKey("chunks.id"), primary_key=True),
+    Column("model", String(128), nullable=False),
+    Column("namespace", String(128), nullable=False),
+    Column("key", String(64), nullable=False),
+    Column("text", Text, nullable=False),
+    Column("images", String(64), nullable=False),
+    Column("source_version", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Index("prompts_by_key", "key", "namespace", "model"),
+)
+
+embeddings = Table(
+    "embeddings",
+    metadata,
+    Column("chunk_id", String(64), ForeignKey("prompts.chunk_id"), primary_key=True),
+    Column("layer", String(128), primary_key=True),
+    Column("encoder", String(256), primary_key=True),
+    # A number of the feed, so that one look at the feed's row tells whether there are new ones.
+    Column("seq", BigInteger, nullable=False),
+    Column("vector", LargeBinary, nullable=False),
+    Index("embeddings_by_seq", "seq"),
+)
+
+outcomes = Table(
+    "outcomes",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("chunk_id", String(64), ForeignKey("prompts.chunk_id"), nullable=False),
+    Column("layer", String(128), nullable=False),
+    Column("encoder", String(256), nullable=False),
+    Column("similarity", Double, nullable=False),
+    Column("correct", Boolean, nullable=False),
+    Column("at", Double, nullable=False),
+    Index("outcomes_of_entry", "chunk_id", "layer", "encoder"),
+)
+
+sightings = Table(
+    "sightings",
+    metadata,
+    Column("model", String(128), primary_key=True),
+    Column("namespace", String(128), primary_key=True),
+    Column("key", String(64), primary_key=True),
+    Column("count", Integer, nullable=False),
+    Column("seen_at", Double, nullable=False),
+    Index("sightings_by_time", "seen_at"),
 )
