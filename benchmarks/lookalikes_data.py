@@ -69,7 +69,8 @@ def pairs(which: Set, same: bool, count: int, seed: int) -> list[Pair]:
         _, donor, prompt = kinds[kind][attempt // len(kinds) % len(kinds[kind])]
         values = _values(which, rng)
         pair = Pair(kind, donor.format(**values), prompt.format(**values), same)
-        made.setdefault((pair.donor, pair.prompt), pair)
+        if pair.donor != pair.prompt:  # "May" is its own short form
+            made.setdefault((pair.donor, pair.prompt), pair)
         if len(made) == count:
             return list(made.values())
     raise ValueError(f"the templates of {which} make only {len(made)} pairs, not {count}")

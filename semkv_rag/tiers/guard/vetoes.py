@@ -127,9 +127,14 @@ def _opposites(donor: Reading, prompt: Reading) -> Veto | None:
     words = lexicon()
     for one in left:
         for other in right:
-            if words.opposed(one.key, other.key):
+            if words.opposed(_word(one), _word(other)):
                 return Veto("opposites", one.text, other.text)
     return None
+
+
+def _word(piece: Piece) -> str:
+    """The canonical word: only words have it for a key."""
+    return piece.key if piece.kind is Kind.WORD else lexicon().canonical(piece.key)
 
 
 def _content(donor: Reading, prompt: Reading) -> Veto | None:
