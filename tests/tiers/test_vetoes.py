@@ -85,7 +85,12 @@ OTHER = {
     "question word": [("When did it begin?", "Where did it begin?"), ("Who is it?", "What is it?")],
     "modal verb": [("Can I go?", "Should I go?")],
     "tense": [("Who is the king?", "Who was the king?"), ("Will it rain?", "Did it rain?")],
-    "person": [("What is my name?", "What is your name?"), ("Did he see her?", "Did she see her?")],
+    "person": [
+        ("How do I feel?", "How do they feel?"),
+        ("Can I sell my car?", "Can I sell your car?"),
+        ("What is my name?", "What is your name?"),
+        ("Did he see her?", "Did she see her?"),
+    ],
     "name": [
         ("Is Ann here?", "Is Bob here?"),
         ("Who is Mr Adam?", "Who is Mr Adams?"),
@@ -102,6 +107,10 @@ OTHER = {
         ("What do dogs have?", "What do dogs do?"),
     ],
     "sign": [("Is x < y?", "Is x > y?"), ("Is x == y?", "Is x != y?")],
+    "another": [
+        ("Can I speak French?", "Can you speak French?"),
+        ("How do I store data?", "How do you store data?"),
+    ],
     "direction word": [("Do I fly to Rome?", "Do I fly from Rome?")],
     "preposition": [("Is it in the box?", "Is it on the box?")],
     "another order": [

@@ -115,10 +115,9 @@ def _person(donor: Reading, prompt: Reading) -> Veto | None:
 
 
 def _for_anyone(reading: Reading) -> bool:
-    """Whether "I" and "you" stand for anyone: "how do you", "can I"."""
-    return bool(reading.of(Kind.MODAL)) or any(
-        piece.key == "how" for piece in reading.of(Kind.QUESTION)
-    )
+    """Whether "my" and "your" stand for anyone's: behind "how to"."""
+    following = zip(reading.pieces, reading.pieces[1:], strict=False)
+    return any(piece.key == "how" and behind.key == "to" for piece, behind in following)
 
 
 def _opposites(donor: Reading, prompt: Reading) -> Veto | None:
