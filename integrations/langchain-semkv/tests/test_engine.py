@@ -194,7 +194,7 @@ def test_structured_output_in_all_its_ways(taught: dict[str, Any]) -> None:
     assert isinstance(raw["raw"], AIMessage)
     assert raw["parsed"] == joke
     assert raw["parsing_error"] is None
-    cut = llm.with_structured_output(Joke, include_raw=True).invoke(asked, max_tokens=4)
+    cut = llm.with_structured_output(Joke, include_raw=True, max_tokens=4).invoke(asked)
     assert cut["parsed"] is None
     assert cut["parsing_error"] is not None
 

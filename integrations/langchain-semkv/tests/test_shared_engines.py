@@ -50,7 +50,7 @@ def test_one_engine_for_all_until_ctrl_c(tmp_path: Path) -> None:
         try:
             assert process.stdout is not None and process.stderr is not None
             assert process.stdout.readline().split() == ["Kim"], process.stderr.read()[-4000:]
-            assert process.stdout.readline() == "streaming\\n"
+            assert process.stdout.readline() == "streaming\n"
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=60)
         finally:
