@@ -32,6 +32,7 @@ from llama_index.llms.semkv.hints import listen
 from llama_index.llms.semkv.messages import (
     JoinedCalls,
     log_probabilities,
+    offer,
     openai_choice,
     to_openai,
     tool_selections,
@@ -335,11 +336,8 @@ class SemKV(StructuredPrediction):
             messages.append(user_msg)
         offered: dict[str, Any] = {}
         if tools:
-            offered = {
-                "tools": [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools],
-                "tool_choice": openai_choice(tool_choice, tool_required),
-                "parallel_tool_calls": allow_parallel_tool_calls,
-            }
+            offered = offer(tools, openai_choice(tool_choice, tool_required))
+            offered["parallel_tool_calls"] = allow_parallel_tool_calls
         return {"messages": messages, **offered, **kwargs}
 
     # ---- what they share -------------------------------------------------------------------

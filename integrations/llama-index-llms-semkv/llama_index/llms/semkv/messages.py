@@ -19,6 +19,7 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.llms.utils import parse_partial_json
+from llama_index.core.tools.types import BaseTool
 
 from semkv_rag.backend import Message, ToolCall
 from semkv_rag.errors import OptionError
@@ -161,6 +162,20 @@ def openai_choice(wanted: str | Mapping[str, Any] | None, required: bool) -> Any
             return "required"
         return {"type": "function", "function": {"name": wanted}}
     return wanted
+
+
+def offer(tools: Iterable[BaseTool], choice: Any) -> dict[str, Any]:
+    """The fields that offer tools to the model.
+
+    Args:
+        choice: OpenAI's `tool_choice`. A call that is forced gets arguments that fit the tool: vLLM
+            lets them be anything otherwise. Where the model chooses, it writes them as it learnt to.
+    """
+    described = [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools]
+    if choice not in ("none", "auto"):
+        for tool in described:
+            tool["function"]["strict"] = True
+    return {"tools": described, "tool_choice": choice}
 
 
 def log_probabilities(given: Any) -> list[list[LogProb]] | None:
