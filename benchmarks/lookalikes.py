@@ -57,10 +57,14 @@ def share(served: NDArray[np.bool_], among: NDArray[np.bool_]) -> dict[str, Any]
             "upper_95": round(upper_bound(found, of), 4)}  # fmt: skip
 
 
-def by_kind(served: NDArray[np.bool_], made: Sequence[Pair]) -> dict[str, str]:
-    """Served of all, for each kind."""
-    hits = Counter(pair.kind for pair, hit in zip(made, served, strict=True) if hit)
-    return {kind: f"{hits[kind]}/{n}" for kind, n in Counter(p.kind for p in made).items()}
+def by_kind(served: NDArray[np.bool_], made: Sequence[Pair]) -> dict[str, dict[str, str]]:
+    """Served of all, for each kind of lookalike and of paraphrase."""
+    hits = Counter((p.same, p.kind) for p, hit in zip(made, served, strict=True) if hit)
+    counts = Counter((pair.same, pair.kind) for pair in made)
+    return {
+        name: {kind: f"{hits[same, kind]}/{n}" for (s, kind), n in counts.items() if s is same}
+        for name, same in (("lookalikes", False), ("paraphrases", True))
+    }
 
 
 def measure(which: Set, count: int, seed: int) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 Two sets of templates with values of their own: `tuning`, on which the guard's checks and lexicon
 were worked out, and `report`, from which the figures are. The report set was written before the
-guard had seen any of it, by the same author, who knew the guard's design; nothing was changed in the
-guard after its figures were seen.
+guard was run on any of it, by the same author, who knew the guard's design. Nothing was changed in
+the guard because of a pair in it.
 
 A template is `(kind, donor, prompt)` with slots in braces; of one template many pairs are made, so
 pairs of one template are no independent samples.
