@@ -21,7 +21,7 @@ from llama_index.core.chat_engine import ContextChatEngine
 from llama_index.llms.semkv import SemKV, precompute_index
 
 MODEL, STORE = str(READER), BUILD / "chat-store"
-QUESTIONS = ("which mascot does Brak trut have ?", "where is Stir tri based ?")
+QUESTIONS = ("which mascot does Mir bol have ?", "when was Me sus launched ?")
 
 
 def main() -> None:

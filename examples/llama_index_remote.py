@@ -21,7 +21,7 @@ from _llama_index import Reports, embedding, paragraphs, reader_server
 from llama_index.core import PromptTemplate, VectorStoreIndex
 from llama_index.llms.semkv import SemKV, precompute_index
 
-QUESTION = "which mascot does Brak trut have ?"
+QUESTION = "which mascot does Mir bol have ?"
 
 
 def main() -> None:

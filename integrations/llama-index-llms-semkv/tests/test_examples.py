@@ -41,7 +41,7 @@ def run(example: str) -> str:
 
 def test_chat_engine() -> None:
     said = run("llama_index_chat_engine.py")
-    assert "which mascot does Brak trut have ?" in said
+    assert "have ? deer" in " ".join(said.split())
     assert said.count(" reused (") == 2
     assert " 0 exact, 0 reused" not in said
 
@@ -59,5 +59,5 @@ def test_ingestion() -> None:
 def test_remote_server() -> None:
     said = run("llama_index_remote.py")
     assert "computed by the server" in said
-    assert "have ? otter" in said
+    assert "have ? deer" in said
     assert " 0 exact, 0 reused" not in said

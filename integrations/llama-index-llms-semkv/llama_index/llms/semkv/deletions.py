@@ -54,8 +54,9 @@ class _Runs(BaseSpanHandler[BaseSpan]):
         tags: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        if _steps(instance):
-            self.before[id_] = _documents(instance.docstore)
+        pipeline: Any = instance
+        if _steps(pipeline):
+            self.before[id_] = _documents(pipeline.docstore)
 
     def prepare_to_exit_span(
         self,
@@ -67,10 +68,11 @@ class _Runs(BaseSpanHandler[BaseSpan]):
     ) -> None:
         if (before := self.before.pop(id_, None)) is None:
             return
-        docstore: BaseDocumentStore = instance.docstore
+        pipeline: Any = instance
+        docstore: BaseDocumentStore = pipeline.docstore
         maybe = before - _documents(docstore)
         gone = sorted(name for name in maybe if docstore.get_document_hash(name) is None)
-        for step in _steps(instance) if gone else ():
+        for step in _steps(pipeline) if gone else ():
             try:
                 step.forget(gone)
             except Exception:

@@ -53,7 +53,7 @@ class KVPrecompute(TransformComponent):
     _window: Window | None = PrivateAttr(default=None)
 
     def __init__(self, llm: SemKV, **options: Any) -> None:
-        super().__init__(llm=llm, **options)
+        super().__init__(**{"llm": llm, **options})
         follow_deletions()
 
     @classmethod

@@ -67,7 +67,7 @@ class Routed(TransformComponent):
     identity: dict[str, Any] = Field(description="What the `KVPrecompute` says of itself.")
 
     def __init__(self, address: str, identity: dict[str, Any]) -> None:
-        super().__init__(address=address, identity=identity)
+        super().__init__(**{"address": address, "identity": identity})
 
     def to_dict(self, **kwargs: Any) -> dict[str, Any]:
         return self.identity

@@ -22,8 +22,6 @@ from semkv_rag.errors import OptionError
 
 dispatcher = get_dispatcher(__name__)
 
-Partial = Model | list[Model] | FlexibleModel | list[FlexibleModel]
-
 
 class StructuredPrediction(FunctionCallingLLM):
     """`structured_predict` and its kin, for every model that vLLM serves, with tools or without.
@@ -47,7 +45,8 @@ class StructuredPrediction(FunctionCallingLLM):
             ValidationError: the object does not pass the class's own validators.
         """
         if not self._constrains():
-            return super().structured_predict(output_cls, prompt, llm_kwargs, **prompt_args)
+            plain: Model = super().structured_predict(output_cls, prompt, llm_kwargs, **prompt_args)
+            return plain
         dispatcher.event(_started(output_cls, prompt, prompt_args))
         given, fields = self._request(output_cls, prompt, llm_kwargs, prompt_args)
         if isinstance(given, str):
@@ -67,7 +66,10 @@ class StructuredPrediction(FunctionCallingLLM):
     ) -> Model:
         """As `structured_predict`, for an event loop."""
         if not self._constrains():
-            return await super().astructured_predict(output_cls, prompt, llm_kwargs, **prompt_args)
+            plain: Model = await super().astructured_predict(
+                output_cls, prompt, llm_kwargs, **prompt_args
+            )
+            return plain
         dispatcher.event(_started(output_cls, prompt, prompt_args))
         given, fields = self._request(output_cls, prompt, llm_kwargs, prompt_args)
         if isinstance(given, str):
@@ -83,7 +85,7 @@ class StructuredPrediction(FunctionCallingLLM):
         prompt: PromptTemplate,
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
-    ) -> Generator[Partial[Model], None, None]:
+    ) -> Generator[Model | list[Model] | FlexibleModel | list[FlexibleModel], None, None]:
         if not self._constrains():
             yield from super()._structured_stream_call(
                 output_cls, prompt, llm_kwargs, **prompt_args
@@ -102,7 +104,7 @@ class StructuredPrediction(FunctionCallingLLM):
         prompt: PromptTemplate,
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
-    ) -> AsyncGenerator[Partial[Model], None]:
+    ) -> AsyncGenerator[Model | list[Model] | FlexibleModel | list[FlexibleModel], None]:
         if not self._constrains():
             return await super()._structured_astream_call(
                 output_cls, prompt, llm_kwargs, **prompt_args
@@ -116,7 +118,7 @@ class StructuredPrediction(FunctionCallingLLM):
         else:
             answers = await self.astream_chat(given, **fields)
 
-        async def partials() -> AsyncGenerator[Partial[Model], None]:
+        async def partials() -> AsyncGenerator[Any, None]:
             async for answer in answers:
                 yield objects.take(answer)
 
