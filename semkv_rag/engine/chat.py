@@ -126,10 +126,12 @@ class ChatService:
             EngineError: the engine stopped.
         """
         request_id = uuid.uuid4().hex
-        with _errors():
-            request = self._request(prompt, fields, transfer, request_id=request_id)
-            response = await self._create(request)
-        self._llm.take_report(request_id)
+        try:
+            with _errors():
+                request = self._request(prompt, fields, transfer, request_id=request_id)
+                response = await self._create(request)
+        finally:
+            self._llm.take_report(request_id)  # a whole answer has it already
         answer: dict[str, Any] = response.model_dump()
         return answer
 
