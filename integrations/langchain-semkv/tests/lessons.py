@@ -114,24 +114,19 @@ def lessons() -> list[Lesson]:
             customer_name="こんにちは株式会社",
             description="a company",
         ),
-        Lesson(ask(joke), ["A cat walks in.", JOKE]),
-        Lesson(ask(joke), ["A cat walks in.", JOKE], ["Joke"]),
-        Lesson(ask(joke), ["A cat walks in.", JOKE], ["JokeDict"]),
         Lesson(ask(json_joke), ["A cat walks in.", JOKE]),
-        Lesson(ask("Give me a joke about cats, include the punchline."), ["A cat walks in.", JOKE]),
-        Lesson(
-            ask("Give me a joke about cats, include the punchline."),
-            ["A cat walks in.", JOKE],
-            ["Joke"],
-        ),
-        Lesson(
-            ask("Give me the setup to a joke about cats, no punchline."),
-            ["A cat walks in.", SETUP],
-        ),
-        Lesson(
-            ask("Give me the setup to a joke about cats, no punchline."),
-            ["A cat walks in.", SETUP],
-            ["Joke"],
+        *(
+            Lesson(ask(asked), ["A cat walks in.", said, *forms], tools)
+            for asked, said in (
+                (joke, JOKE),
+                ("Give me a joke about cats, include the punchline.", JOKE),
+                ("Give me the setup to a joke about cats, no punchline.", SETUP),
+            )
+            for tools, forms in (
+                ([], []),
+                (["Joke"], [call("Joke", **json.loads(said))]),
+                (["JokeDict"], [call("JokeDict", **json.loads(said))]),
+            )
         ),
         calls(LEADER, ["search"], query="Mok pis"),
         after_tool(LEADER, "search", {"query": "Mok pis"}, documents, LEADER_ANSWER),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 from pathlib import Path
 
@@ -12,8 +15,9 @@ from conftest import ROOT
 WITHOUT_VLLM = """
 import sys
 sys.modules["vllm"] = None  # as if it were not installed
-import langchain_semkv
-assert langchain_semkv.__file__.startswith(sys.argv[1]), langchain_semkv.__file__
+import langchain_semkv, semkv_rag
+for package in (langchain_semkv, semkv_rag):
+    assert package.__file__.startswith(sys.argv[1]), package.__file__
 from langchain_semkv import ChatSemKV, SemKVIndex, SemKVLLM, SemKVPrecompute
 from semkv_rag.errors import MissingExtraError
 ChatSemKV(base_url="http://localhost/v1")
@@ -45,26 +49,41 @@ SemKVPrecompute(llm, heat="")
 """
 
 
-def _run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-
-
-def test_the_wheel_stands_alone_and_names_the_extra(tmp_path: Path) -> None:
-    project = ROOT / "integrations" / "langchain-semkv"
-    built = _run(
-        *(sys.executable, "-m", "build", "--wheel", "--no-isolation"),
-        *("--outdir", str(tmp_path), str(project)),
+def _run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, **environment},
     )
-    assert built.returncode == 0, built.stderr
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as packed:
+
+
+def test_the_wheels_stand_alone_and_name_the_extra(tmp_path: Path) -> None:
+    """Both are installed into an empty environment, which sees this one's other packages."""
+    for project in (ROOT, ROOT / "integrations" / "langchain-semkv"):
+        built = _run(
+            *(sys.executable, "-m", "build", "--wheel", "--no-isolation"),
+            *("--outdir", str(tmp_path), str(project)),
+        )
+        assert built.returncode == 0, built.stdout + built.stderr
+    wheels = sorted(map(str, tmp_path.glob("*.whl")))
+    assert len(wheels) == 2
+    with zipfile.ZipFile(wheels[0]) as packed:
         names = packed.namelist()
-        packed.extractall(tmp_path / "installed")
     assert "langchain_semkv/py.typed" in names
     assert not any("tests" in name for name in names)
-    folder = str(tmp_path / "installed")
-    script = f"import sys; sys.path.insert(0, {folder!r}); sys.argv = ['', {folder!r}]\n"
-    ended = _run(sys.executable, "-c", script + WITHOUT_VLLM)
+    venv.create(tmp_path / "empty")
+    python = str(tmp_path / "empty" / "bin" / "python")
+    installed = _run(
+        *(sys.executable, "-m", "pip", "--python", python, "install"),
+        *("--no-deps", "--no-index", *wheels),
+    )
+    assert installed.returncode == 0, installed.stderr
+    # A folder on the path has no .pth files read: what is installed for editing here is not seen.
+    others = sysconfig.get_path("purelib")
+    ended = _run(python, "-P", "-c", WITHOUT_VLLM, str(tmp_path), PYTHONPATH=others)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("vllm is not installed: pip install 'semkv-rag[") == 2
 
@@ -72,9 +91,11 @@ def test_the_wheel_stands_alone_and_names_the_extra(tmp_path: Path) -> None:
 def test_a_type_checker_sees_the_types(tmp_path: Path) -> None:
     script = tmp_path / "user.py"
     script.write_text(USER)
+    # With the project's own settings, strict as they are, so that its cache serves here too.
+    settings = str(ROOT / "pyproject.toml")
     checked = _run(
-        *(sys.executable, "-m", "mypy", "--strict", "--config-file=", "--no-error-summary"),
-        *("--cache-dir", str(tmp_path / "cache"), str(script)),
+        *(sys.executable, "-m", "mypy", "--config-file", settings, "--no-error-summary"),
+        *("--cache-dir", str(ROOT / ".mypy_cache"), str(script)),
     )
     lines = checked.stdout.splitlines()
     wrong = [
