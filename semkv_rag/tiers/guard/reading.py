@@ -135,8 +135,9 @@ def _stressed(found: Sequence[Token], at: int) -> Piece | None:
     token = found[at]
     behind = found[at + 1] if at + 1 < len(found) else None
     lone = behind is None or behind.kind in ("clause", "symbol")
-    asked = any(other.lower in ("do", "does", "did") for other in found[:at])
-    if (token.lower in ("a", "an", "the") and lone) or (token.lower in ("do", "have") and asked):
+    if token.lower in ("do", "have"):
+        lone = any(other.lower in ("do", "does", "did") for other in found[:at])
+    if token.lower in ("a", "an", "the", "do", "have") and lone:
         return Piece(Kind.WORD, token.lower, token.text)
     return None
 

@@ -29,11 +29,12 @@ _CONTRACTIONS = [
     )
 ]
 
+# Repeats before a sign are bounded, so that a long run without it is not read again from each token.
 _TOKEN = re.compile(
     r"""
-      (?P<identifier> \w+://\S+ | [\w.+-]+@[\w-]+\.\w[\w.]*
+      (?P<identifier> \w{1,16}://\S+ | [\w.+-]{1,64}@[\w-]+\.\w[\w.]*
         | v?\d+(?:\.\d+){2,}[\w.-]* | [vV]\d[\w.]*
-        | --?[A-Za-z][\w-]+ | [\w.]*\w_\w[\w.]*(?:\(\))? | [A-Za-z_][\w.]*\(\)
+        | --?[A-Za-z][\w-]+ | [\w.]{0,64}\w_\w[\w.]*(?:\(\))? | [A-Za-z_][\w.]{0,64}\(\)
         | [a-z]+[A-Z]\w* | [A-Za-z]+-?\d[\w-]* )
     | (?P<date> \d{4}[-/.]\d{1,2}[-/.]\d{1,2}\b | \d{1,2}[/.]\d{1,2}[/.]\d{2,4}\b )
     | (?P<clock> \d{1,2}:\d{2}(?::\d{2})?\b )

@@ -15,8 +15,8 @@ from semkv_rag.tiers.guard.lexicon import lexicon
 from semkv_rag.tiers.guard.order import ordered_kinds, same_order
 from semkv_rag.tiers.guard.reading import CONTENT, Kind, Piece, Reading, name_words, read
 
-LONGEST_PROMPT = 20_000
-"""Characters; a longer prompt is vetoed: the checks are for questions, and must stay fast."""
+LONGEST_PROMPT = 4_000
+"""Characters; a longer prompt is vetoed: the checks are for questions, and some are quadratic."""
 
 
 @dataclass(frozen=True)
