@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import time
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -137,3 +139,74 @@ def test_chat(server: Server) -> None:
     )
     assert response.choices[0].message.content
     assert report_of(response).reason == "no stored chunk was found in the prompt"
+
+
+def test_the_other_apis_answer_too(server: Server) -> None:
+    client = client_of(server)
+    text = "Question : who leads Tre klim ? Answer :"
+    said = client.responses.create(
+        model=server.model, input=text, max_output_tokens=4, temperature=0
+    )
+    assert said.output_text
+    body = {
+        "model": server.model,
+        "max_tokens": 4,
+        "messages": [{"role": "user", "content": text}],
+    }
+    message = client.post("/messages", body=body, cast_to=dict[str, Any])
+    assert message["content"][0]["text"]
+
+
+def test_a_tool_that_is_named_or_none_needs_no_parser(server: Server) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
+    ask: dict[str, Any] = {
+        "model": server.model,
+        "messages": [{"role": "user", "content": "Question : who leads Tre klim ? Answer :"}],
+        "tools": [tool],
+        "max_tokens": 4,
+        "temperature": 0,
+    }
+    said = client_of(server).chat.completions.create(**ask, tool_choice="none")
+    assert said.choices[0].message.content
+    with pytest.raises(openai.BadRequestError, match="--tool-call-parser"):
+        client_of(server).chat.completions.create(**ask)
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("precompute", {}),
+        ("precompute", {"documents": [{"name": "a"}]}),
+        ("precompute", {"documents": [{"name": "a", "chunks": [1]}]}),
+        ("precompute", {"documents": [], "surprise": 1}),
+        ("precompute", {"documents": [], "head": 3}),
+        ("forget", {"sources": "a"}),
+        ("forget", []),
+    ],
+    ids=str,
+)
+def test_what_the_server_s_own_routes_do_not_take(server: Server, route: str, body: Any) -> None:
+    url = server.base_url.removesuffix("/v1") + f"/semkv/v1/{route}"
+    with pytest.raises(openai.BadRequestError):
+        client_of(server).post(url, body=body, cast_to=dict[str, Any])
+    with pytest.raises(openai.NotFoundError):
+        client_of(server).post(url + "/more", body=body, cast_to=dict[str, Any])
+
+
+def test_a_client_that_leaves_stops_its_run(server: Server) -> None:
+    url = server.base_url.removesuffix("/v1") + "/semkv/v1"
+    text = " ".join(["The harbour of Ver lok has a crane and a lamp ."] * 8)
+    documents = [{"name": f"left/{n}", "chunks": [f"{n} {text}"]} for n in range(400)]
+    headers = {"Authorization": f"Bearer {server.tenant_key}"}
+    with httpx.Client(headers=headers, timeout=60) as client:
+        with client.stream("POST", f"{url}/precompute", json={"documents": documents}) as events:
+            for line in events.iter_lines():
+                if '"phase": "computing"' in line and '"documents": 0' not in line:
+                    break
+        names = [document["name"] for document in documents]
+        removed, more = 0, 1
+        while more or not removed:  # what was under way still comes, and then no more
+            time.sleep(2)
+            more = client.post(f"{url}/forget", json={"sources": names}).json()["removed"]
+            removed += more
+        assert removed < 400
