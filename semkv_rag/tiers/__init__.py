@@ -1,1 +1,26 @@
-"""Reuse for whole prompts that resemble an earlier one."""
+"""Reuse for whole prompts that resemble an earlier one.
+
+`Cascade` finds the stored prompt that a new one resembles, before the engine is asked; `guard` says
+where resemblance is not enough. Usable without vLLM; the encoders and FAISS come with the extra
+`tiers` and are loaded when they are first needed.
+"""
+
+from semkv_rag.tiers.cascade import Cascade
+from semkv_rag.tiers.encoders import CallableEncoder, Encoder, PerceptualHash, SentenceEncoder
+from semkv_rag.tiers.lookup import Candidate, Explanation, Lookup, log_line
+from semkv_rag.tiers.normalise import Normalisation
+from semkv_rag.tiers.options import TierOptions
+
+__all__ = [
+    "CallableEncoder",
+    "Candidate",
+    "Cascade",
+    "Encoder",
+    "Explanation",
+    "Lookup",
+    "Normalisation",
+    "PerceptualHash",
+    "SentenceEncoder",
+    "TierOptions",
+    "log_line",
+]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
-from PIL.Image import Image
 
 from semkv_rag.errors import MissingExtraError
 from semkv_rag.tiers.vectors import Vectors, normalised
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 Reads = Literal["text", "image"]
 
@@ -153,9 +155,11 @@ def _windows(model: Any, text: str) -> list[str]:
     """The pieces of a text that are encoded: evenly spread, the first and the last among them."""
     longest = model.max_seq_length
     tokenizer = model.tokenizer
-    if longest is None or len(text) < longest or not getattr(tokenizer, "is_fast", False):
+    if longest is None or not getattr(tokenizer, "is_fast", False):
         return [text]
     size = longest - tokenizer.num_special_tokens_to_add()
+    if len(text.encode(errors="replace")) <= size:  # no token is shorter than a byte
+        return [text]
     encoded = tokenizer(
         text, add_special_tokens=False, return_offsets_mapping=True, truncation=False, verbose=False
     )

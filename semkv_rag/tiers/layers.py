@@ -101,4 +101,5 @@ class LayerIndexes:
             self._indexes[own] = VectorIndex(len(next(iter(found.values()))))
         index = self._indexes[own]
         fitting = {id_: vector for id_, vector in found.items() if len(vector) == index.dim}
-        index.add(list(fitting), np.stack(list(fitting.values())))
+        if fitting:
+            index.add(list(fitting), np.stack(list(fitting.values())))

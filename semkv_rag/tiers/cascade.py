@@ -1,0 +1,255 @@
+"""The tiers over whole prompts: exact text, then embedding layers, then sentence similarity.
+
+A stored prompt is a donor, never an answer. The cascade says which stored prompt a new one resembles
+and what to send to the model; the KV itself is found by its tokens, like that of any chunk. Asked
+before each request, by any number of threads. No fault of the store, of an encoder or of an index
+fails a look-up: the tier misses, and the reason is in the answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from semkv_rag.config import DEFAULT_NAMESPACE, check_namespace
+from semkv_rag.errors import OptionError, SemKVError
+from semkv_rag.reuse import TokenArray, token_array
+from semkv_rag.store import KVStore, PromptRecord, VectorKey, chunk_id
+from semkv_rag.tiers.encoders import Encoder, SentenceEncoder
+from semkv_rag.tiers.guarding import Guarding
+from semkv_rag.tiers.layers import LayerIndexes
+from semkv_rag.tiers.lookup import SEMANTIC_LAYER, Asked, Explanation, Lookup
+from semkv_rag.tiers.options import TierOptions
+from semkv_rag.tiers.search import Parts, Search, encode
+from semkv_rag.tiers.vectors import Vectors
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+logger = logging.getLogger(__name__)
+
+_NO_TOKENS = token_array([])
+
+
+class Cascade:
+    """Finds donors among one model's stored prompts. Safe for threads.
+
+    All stored vectors are read when it is made: about a second for 100,000.
+
+    Args:
+        store: where the prompts are; not closed with the cascade.
+        fingerprint: of the model, as `Engine.fingerprint`.
+        options: see there.
+        encoders: by layer. The layer `semantic` is the semantic tier, every other one is a layer of
+            the embedding tier. By default the MiniLM for `semantic` and no other.
+        rng: what the guard explores by; the same one, the same decisions.
+    """
+
+    def __init__(
+        self,
+        store: KVStore,
+        fingerprint: str,
+        options: TierOptions | None = None,
+        encoders: Mapping[str, Encoder] | None = None,
+        *,
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        self.options = options or TierOptions()
+        self._store = store
+        self._model = fingerprint
+        layers = {SEMANTIC_LAYER: SentenceEncoder()} if encoders is None else encoders
+        if unknown := set(self.options.thresholds) - set(layers):
+            raise OptionError(f"thresholds of {sorted(unknown)}: the layers are {sorted(layers)}")
+        self._encoders = {
+            VectorKey(layer, encoder.name): encoder for layer, encoder in layers.items()
+        }
+        self._indexes = LayerIndexes(store, fingerprint, self._encoders)
+        rng = np.random.default_rng() if rng is None else rng
+        self._parts = Parts(
+            store=store,
+            model=fingerprint,
+            options=self.options,
+            encoders=self._encoders,
+            indexes=self._indexes,
+            guard=Guarding(store, fingerprint, self.options, rng),
+        )
+        try:
+            self._indexes.refresh()
+        except SemKVError as error:
+            logger.warning("the tiers' vectors cannot be read yet: %s", error)
+
+    # ---- before a request ------------------------------------------------------------------
+
+    def lookup(
+        self,
+        text: str,
+        tokens: Sequence[int] | TokenArray,
+        namespace: str = DEFAULT_NAMESPACE,
+        images: Sequence[Image] | None = None,
+        *,
+        source_version: str = "",
+    ) -> Lookup:
+        """The donor of a prompt, and what to send to the model.
+
+        Args:
+            text: the prompt's.
+            tokens: the prompt's, [tokens].
+            namespace: whose stored prompts may be donors.
+            images: that the prompt holds.
+            source_version: only prompts stored with the same one may be donors.
+
+        Raises:
+            OptionError: the namespace cannot be one.
+        """
+        asked = self._asked(text, tokens, namespace, images, source_version)
+        search = Search(self._parts, asked)
+        search.run(every_tier=False)
+        return search.result()
+
+    def explain(
+        self,
+        text: str,
+        tokens: Sequence[int] | TokenArray,
+        namespace: str = DEFAULT_NAMESPACE,
+        images: Sequence[Image] | None = None,
+        *,
+        source_version: str = "",
+    ) -> Explanation:
+        """Why a prompt hits or misses: the nearest stored prompts, and what stopped each.
+
+        As `lookup`, but every tier is asked.
+        """
+        asked = self._asked(text, tokens, namespace, images, source_version)
+        search = Search(self._parts, asked)
+        search.run(every_tier=True)
+        found = search.result()
+        return Explanation(found.candidates, found.served, found.reasons)
+
+    # ---- after a request -------------------------------------------------------------------
+
+    def wants(self, lookup: Lookup) -> bool:
+        """Whether the KV of a prompt that was looked up should be stored. Counts what was seen.
+
+        A prompt with images is not: its KV would be found by its tokens, which do not tell images
+        apart.
+        """
+        options, asked = self.options, lookup.asked
+        stored_already = lookup.identical or self._store.read_only
+        if not options.capture or stored_already or asked.images_digest:
+            return False
+        if lookup.tokens is not asked.tokens:
+            return False  # another prompt was answered
+        if not 0 < len(asked.tokens) > options.capture_longer_than:
+            return False
+        if options.capture_after == 1:
+            return True
+        try:
+            seen = self._store.prompts.sight(self._model, asked.namespace, asked.key)
+        except SemKVError as error:
+            logger.warning("a prompt could not be counted: %s", error)
+            return False
+        return seen >= options.capture_after
+
+    def observe(
+        self,
+        text: str,
+        tokens: Sequence[int] | TokenArray,
+        namespace: str = DEFAULT_NAMESPACE,
+        images: Sequence[Image] | None = None,
+        *,
+        source_version: str = "",
+        vectors: Mapping[VectorKey, Vectors] | None = None,
+    ) -> bool:
+        """Make a prompt whose KV is stored a donor; False when its KV is not stored.
+
+        Then the namespace's prompts are held within `capture_bytes`.
+
+        Args:
+            vectors: those of `Lookup.vectors`; what is missing is encoded.
+
+        Raises:
+            StoreError: the store cannot be written.
+            OptionError: the namespace cannot be one.
+            ValueError: an encoder gave a vector that cannot be compared.
+        """
+        asked = self._asked(text, tokens, namespace, images, source_version)
+        found = dict(vectors or {})
+        for key, encoder in self._encoders.items():
+            if key not in found and (vector := encode(encoder, asked)) is not None:
+                found[key] = vector
+        id_ = chunk_id(self._model, namespace, _NO_TOKENS, asked.tokens)
+        record = PromptRecord(
+            id=id_,
+            model=self._model,
+            namespace=namespace,
+            key=asked.key,
+            text=text,
+            images=asked.images_digest,
+            source_version=source_version,
+            created_at=time.time(),
+        )
+        stored = self._store.prompts.put(record, found)
+        if self.options.capture_bytes is not None:
+            self._store.evict(self.options.capture_bytes, namespace, "prompt")
+        return stored
+
+    def record(self, lookup: Lookup, *, correct: bool) -> bool:
+        """Tell the guard what came of an explored request; False when nothing was explored.
+
+        Args:
+            lookup: whose `explore` is not None.
+            correct: whether the answer to the donor's prompt would have done for this one.
+
+        Raises:
+            StoreError: the store cannot be written.
+        """
+        explored = lookup.explore
+        if explored is None or explored.key is None:
+            return False
+        return self._store.prompts.add_outcome(
+            self._model,
+            lookup.asked.namespace,
+            explored.donor.id,
+            explored.key,
+            similarity=explored.similarity,
+            correct=correct,
+        )
+
+    # ----------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop what is under way; the store stays open."""
+        self._indexes.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _asked(
+        self,
+        text: str,
+        tokens: Sequence[int] | TokenArray,
+        namespace: str,
+        images: Sequence[Image] | None,
+        source_version: str,
+    ) -> Asked:
+        return Asked.of(
+            text,
+            token_array(tokens),
+            check_namespace(namespace),
+            images or (),
+            source_version,
+            self.options.normalisation,
+        )

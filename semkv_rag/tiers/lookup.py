@@ -1,0 +1,170 @@
+"""What a look-up over the tiers found, and how it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from semkv_rag.report import Status
+from semkv_rag.reuse import TokenArray
+from semkv_rag.store import PromptRecord, VectorKey
+from semkv_rag.tiers.normalise import Normalisation, images_digest, prompt_key
+from semkv_rag.tiers.vectors import Vectors
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+EXACT = "exact_text"
+SEMANTIC = "semantic_text"
+SEMANTIC_LAYER = "semantic"
+
+
+def tier_of(layer: str) -> str:
+    """The name by which a layer's status is told."""
+    return SEMANTIC if layer == SEMANTIC_LAYER else f"embedding:{layer}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """A prompt that is looked up.
+
+    Attributes:
+        text, tokens, namespace, images, source_version: as given.
+        images_digest: of the images; empty when there are none.
+        key: of the normalised text and the images.
+    """
+
+    text: str
+    tokens: TokenArray
+    namespace: str
+    images: Sequence[Image]
+    source_version: str
+    images_digest: str
+    key: str
+
+    @classmethod
+    def of(
+        cls,
+        text: str,
+        tokens: TokenArray,
+        namespace: str,
+        images: Sequence[Image],
+        source_version: str,
+        normalisation: Normalisation,
+    ) -> Asked:
+        """With what follows from the prompt."""
+        digest = images_digest(images)
+        key = prompt_key(normalisation(text), digest)
+        return cls(text, tokens, namespace, images, source_version, digest, key)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A stored prompt that was looked at.
+
+    Attributes:
+        tier: the tier that found it: `exact_text`, `semantic_text`, `embedding:<layer>`.
+        donor: the stored prompt.
+        similarity: of the prompt to it, -1 to 1; 1 in the exact tier.
+        stopped: in words, why it was not taken; None when it was, or could have been.
+        key: the layer and encoder that found it; None for the exact tier.
+    """
+
+    tier: str
+    donor: PromptRecord
+    similarity: float
+    stopped: str | None = None
+    key: VectorKey | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lookup:
+    """What the tiers say of one prompt.
+
+    Attributes:
+        asked: the prompt.
+        statuses: of each tier, in the order in which they are told.
+        served: the candidate whose KV is used, or None.
+        tokens: what is to be sent to the model, [tokens] int32: the donor's with `substitute`, else
+            the prompt's own.
+        identical: whether the donor has the prompt's very tokens.
+        explore: the candidate whose outcome is wanted: the guard will learn from it whether it may
+            serve, see `Cascade.record`.
+        candidates: all that were looked at, the ones that were stopped included.
+        reasons: what went wrong, by tier.
+        vectors: of the prompt, so that storing it need not encode it again.
+        encode_ms: in the encoders.
+        lookup_ms: everything, encoders included.
+    """
+
+    asked: Asked
+    statuses: Mapping[str, Status]
+    served: Candidate | None
+    tokens: TokenArray
+    identical: bool = False
+    explore: Candidate | None = None
+    candidates: tuple[Candidate, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    vectors: Mapping[VectorKey, Vectors] = field(default_factory=dict)
+    encode_ms: float = 0.0
+    lookup_ms: float = 0.0
+
+
+def log_line(
+    name: str, lookup: Lookup, kv_cache: Status, *, latency_s: float, tokens_reused: int
+) -> str:
+    """One request in one line.
+
+    `[sample_001] hit (text:exact) | latency=0.032s | exact_text=hit, semantic_text=skip,
+    embedding:vision=skip, kv_cache=hit | tokens_reused=128`, where `kv_cache` and the tokens are those
+    of the reuse report: stored KV may be found in a prompt that no tier knows.
+
+    Args:
+        name: of the request.
+    """
+    statuses = {**lookup.statuses, "kv_cache": kv_cache}
+    told = ", ".join(f"{tier}={status}" for tier, status in statuses.items())
+    return (
+        f"[{name}] {_served(lookup, kv_cache)} | latency={latency_s:.3f}s | {told}"
+        f" | tokens_reused={tokens_reused}"
+    )
+
+
+def _served(lookup: Lookup, kv_cache: Status) -> str:
+    if lookup.served is not None:
+        names = {EXACT: "text:exact", SEMANTIC: "text:semantic"}
+        return f"hit ({names.get(lookup.served.tier, lookup.served.tier)})"
+    return "hit (kv_cache)" if kv_cache == "hit" else "miss"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a prompt hits or misses.
+
+    Attributes:
+        candidates: of every tier, the nearest first, whether or not an earlier tier serves.
+        served: the one that serves, or None.
+        reasons: what went wrong, by tier.
+    """
+
+    candidates: tuple[Candidate, ...]
+    served: Candidate | None
+    reasons: Mapping[str, str]
+
+    def __str__(self) -> str:
+        """For people: a line for each candidate."""
+        lines = []
+        for candidate in self.candidates:
+            verdict = candidate.stopped or "could serve"
+            if candidate == self.served:
+                verdict = "serves"
+            shown = " ".join(candidate.donor.text.split())
+            if len(shown) > _SHOWN:
+                shown = f"…{shown[-_SHOWN:]}"  # the question stands at the end
+            lines.append(f"{candidate.tier} {candidate.similarity:.3f} {shown!r}: {verdict}")
+        lines += [f"{tier}: {reason}" for tier, reason in self.reasons.items()]
+        return "\n".join(lines) or "no stored prompt resembles it"
+
+
+_SHOWN = 80

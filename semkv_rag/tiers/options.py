@@ -1,0 +1,72 @@
+"""What a caller may choose of the tiers, checked before anything is looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from semkv_rag.errors import OptionError
+from semkv_rag.tiers.normalise import Normalisation
+
+Reuse = Literal["aligned", "substitute"]
+
+
+@dataclass(frozen=True, slots=True)
+class TierOptions:
+    """How prompts that resemble an earlier one are found, and what is done with the earlier one.
+
+    Attributes:
+        reuse: `aligned` computes every token that differs from the donor's. `substitute` answers the
+            donor's prompt instead, where the guard lets it.
+        threshold: the least similarity of a donor, -1 to 1.
+        thresholds: that of single layers, by name.
+        top_k: candidates that are looked at in each layer.
+        delta: with `substitute`, the share of requests to a donor that may be answered wrongly.
+        normalisation: what does not tell two prompts apart in the exact tier.
+        capture: whether the KV of prompts is stored after a miss.
+        capture_after: only of prompts that were seen this often, this time included.
+        capture_longer_than: only of prompts of more tokens.
+        capture_bytes: what a namespace's stored prompts may take; the ones unused for longest go.
+            None is no limit.
+
+    Raises:
+        OptionError: a value is out of its range; the message says which values are not.
+    """
+
+    reuse: Reuse = "aligned"
+    threshold: float = 0.85
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    top_k: int = 5
+    delta: float = 0.01
+    normalisation: Normalisation = field(default_factory=Normalisation)
+    capture: bool = True
+    capture_after: int = 1
+    capture_longer_than: int = 0
+    capture_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.reuse not in get_args(Reuse):
+            raise OptionError(f"reuse is {self.reuse!r}: use one of {', '.join(get_args(Reuse))}")
+        every = {"threshold": self.threshold}
+        every |= {f"thresholds[{layer!r}]": value for layer, value in self.thresholds.items()}
+        for name, value in every.items():
+            if not _is_number(value) or not -1 <= value <= 1:
+                raise OptionError(f"{name} is {value!r}: use a number from -1 to 1")
+        if not _is_number(self.delta) or not 0 < self.delta < 1:
+            raise OptionError(f"delta is {self.delta!r}: use a number above 0 and below 1")
+        for name, least in (("top_k", 1), ("capture_after", 1), ("capture_longer_than", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise OptionError(f"{name} is {value!r}: use a number from {least} up")
+        size = self.capture_bytes
+        if size is not None and (type(size) is not int or size < 0):
+            raise OptionError(f"capture_bytes is {size!r}: use a number of bytes, or None")
+
+    def threshold_of(self, layer: str) -> float:
+        """The least similarity of a donor in a layer."""
+        return self.thresholds.get(layer, self.threshold)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,57 @@
+"""Stored prompts of a made-up model, and encoders whose similarities are known."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semkv_rag.store import KVStore, chunk_id
+from semkv_rag.tiers import CallableEncoder, Cascade
+from tests.store import made
+
+
+def tokens(text: str) -> NDArray[np.int32]:
+    """One token a word, by its letters: other case and white space are other tokens."""
+    words = text.replace(" ", " \0").split("\0")
+    return np.array(
+        [int.from_bytes(hashlib.sha256(word.encode()).digest()[:3], "big") for word in words],
+        dtype=np.int32,
+    )
+
+
+def put_kv(store: KVStore, text: str, namespace: str = "default") -> str:
+    """Store a prompt's KV, as a capture does; its chunk id."""
+    ids = tokens(text)
+    nothing = np.empty(0, np.int32)
+    header = replace(
+        made.header(0, namespace=namespace, context=0),
+        id=chunk_id(made.MODEL, namespace, nothing, ids),
+        kind="prompt",
+        tokens=ids,
+    )
+    store.add([made.write(store, header)])
+    return header.id
+
+
+def observe(cascade: Cascade, store: KVStore, text: str, **options: Any) -> str:
+    """Store a prompt's KV and make it a donor; its chunk id."""
+    id_ = put_kv(store, text, options.get("namespace", "default"))
+    assert cascade.observe(text, tokens(text), **options)
+    return id_
+
+
+def by_words(texts: Sequence[str]) -> NDArray[np.float32]:
+    """Bags of words, [texts, 256]: deterministic, and similar where words are shared."""
+    found = np.zeros((len(texts), 256), np.float32)
+    for row, text in zip(found, texts, strict=True):
+        for word in text.lower().split():
+            row[hashlib.sha256(word.encode()).digest()[0]] += 1
+    return found
+
+
+WORDS = CallableEncoder("words", by_words)
