@@ -34,6 +34,7 @@ bench: setup
 	$(RUN) benchmarks/ttft.py
 	$(RUN) benchmarks/precompute.py
 	$(RUN) benchmarks/matcher.py
+	$(RUN) benchmarks/integrations.py
 
 # Pin every package again, from requirements/cpu.in. Needs uv; find-links is where a CPU build of torch is.
 lock:

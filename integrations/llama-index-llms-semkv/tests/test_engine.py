@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from llama_index.core import PromptTemplate
+from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.llms import ChatMessage, ImageBlock, MessageRole
 from llama_index.llms.semkv import SemKV, close_engines
 
@@ -152,6 +153,19 @@ def test_options_of_a_call_stand_over_the_object_s(llm: SemKV, prompt: str) -> N
     assert 0.3 < chosen.recomputed_tokens / chosen.reused_tokens <= 0.45
     assert _report(llm.complete(prompt, reuse=False)).kv_cache == "skip"
     assert _report(llm.complete(prompt, namespace="another")).kv_cache == "miss"
+
+
+def test_tokens_are_counted_as_the_model_does(engine: Engine, prompt: str) -> None:
+    counter = TokenCountingHandler()
+    llm = SemKV(engine=engine, max_tokens=4, callback_manager=CallbackManager([counter]))
+    response = llm.complete(prompt, formatted=True)
+    assert response.raw is not None
+    counted = response.raw["usage"]["prompt_tokens"]
+    assert llm.count_tokens(prompt) == len(llm.tokens(prompt)) == counted
+    assert counter.prompt_llm_token_count == counted
+    assert counter.completion_llm_token_count == 2
+    list(llm.stream_chat(_messages(prompt)))
+    assert counter.prompt_llm_token_count == 2 * counted
 
 
 def test_sampling_parameters_reach_vllm(engine: Engine, prompt: str, answer: str) -> None:

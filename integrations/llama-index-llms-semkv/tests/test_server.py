@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from llama_index.core.llms import ChatMessage
-from llama_index.llms.semkv import SemKV
+from llama_index.core.schema import TextNode
+from llama_index.llms.semkv import KVPrecompute, SemKV
 
 from semkv_rag.engine import Engine
 from semkv_rag.errors import EngineError, OptionError
@@ -79,6 +80,29 @@ def test_what_the_server_refuses_is_an_option_error(
         llm.stream_complete("Question " * 2000)
     with pytest.raises(OptionError, match=f"it has {server.model}"):
         _ = SemKV(base_url=server.base_url, api_key=server.api_key, model="unknown").metadata
+
+
+def test_documents_are_stored_through_the_server(server: Server) -> None:
+    """In the namespace of the key, for which nobody else's chunks are there."""
+    tenant = SemKV(base_url=server.base_url, api_key=server.tenant_key, max_tokens=4)
+    text = "The Tre klim school is led by Ivan . It has a violet flag . It has 54 members ."
+
+    def reused(model: SemKV) -> int:
+        report = model.complete(f"Nobody knows . {text}").additional_kwargs["semkv"]
+        return int(report["exact_tokens"] + report["reused_tokens"])
+
+    step = KVPrecompute(llm=tenant)
+    before = step.to_dict()
+    assert reused(tenant) == 0
+    step([TextNode(text=text, id_="ours")])
+    assert reused(tenant) == tenant.count_tokens(text)
+    assert reused(SemKV(base_url=server.base_url, api_key=server.api_key, max_tokens=4)) == 0
+    after = step.to_dict()
+    # An `IngestionCache` tells models, stores, namespaces and what went on since apart.
+    assert before["model"] == after["model"]
+    assert before["store"] != after["store"]
+    assert step.forget(["ours"]) == 1
+    assert reused(tenant) == 0
 
 
 def test_no_server_is_an_engine_error(prompt: str) -> None:
