@@ -5,9 +5,11 @@ In a process of its own: the engine is started there, at first use, as in a user
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from conftest import READER
@@ -46,6 +48,7 @@ def test_one_engine_for_all_until_ctrl_c(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     ) as process:
         try:
             assert process.stdout is not None and process.stderr is not None
@@ -54,6 +57,8 @@ def test_one_engine_for_all_until_ctrl_c(tmp_path: Path) -> None:
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=60)
         finally:
-            process.kill()
+            # The engine's processes, too: nobody else would end them.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode in (1, 130, -signal.SIGINT)
     assert errors.rstrip().endswith("KeyboardInterrupt"), errors[-4000:]
