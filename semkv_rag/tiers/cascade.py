@@ -19,7 +19,7 @@ import numpy as np
 from semkv_rag.config import DEFAULT_NAMESPACE, check_namespace
 from semkv_rag.errors import OptionError, SemKVError
 from semkv_rag.reuse import TokenArray, token_array
-from semkv_rag.store import KVStore, PromptRecord, VectorKey, chunk_id
+from semkv_rag.store import KVStore, PromptRecord, VectorKey
 from semkv_rag.tiers.encoders import Encoder, SentenceEncoder
 from semkv_rag.tiers.guarding import Guarding
 from semkv_rag.tiers.layers import LayerIndexes
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 logger = logging.getLogger(__name__)
-
-_NO_TOKENS = token_array([])
 
 
 class Cascade:
@@ -182,9 +180,8 @@ class Cascade:
         for key, encoder in self._encoders.items():
             if key not in found and (vector := encode(encoder, asked)) is not None:
                 found[key] = vector
-        id_ = chunk_id(self._model, namespace, _NO_TOKENS, asked.tokens)
         record = PromptRecord(
-            id=id_,
+            id=asked.id,
             model=self._model,
             namespace=namespace,
             key=asked.key,
@@ -246,6 +243,7 @@ class Cascade:
         source_version: str,
     ) -> Asked:
         return Asked.of(
+            self._model,
             text,
             token_array(tokens),
             check_namespace(namespace),

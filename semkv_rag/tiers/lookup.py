@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from semkv_rag.report import Status
-from semkv_rag.reuse import TokenArray
-from semkv_rag.store import PromptRecord, VectorKey
+from semkv_rag.reuse import TokenArray, token_array
+from semkv_rag.store import PromptRecord, VectorKey, chunk_id
 from semkv_rag.tiers.normalise import Normalisation, images_digest, prompt_key
 from semkv_rag.tiers.vectors import Vectors
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 EXACT = "exact_text"
 SEMANTIC = "semantic_text"
 SEMANTIC_LAYER = "semantic"
+
+
+_NO_TOKENS = token_array([])
 
 
 def tier_of(layer: str) -> str:
@@ -33,6 +36,7 @@ class Asked:
         text, tokens, namespace, images, source_version: as given.
         images_digest: of the images; empty when there are none.
         key: of the normalised text and the images.
+        id: of the chunk that its KV is, by its tokens.
     """
 
     text: str
@@ -42,10 +46,12 @@ class Asked:
     source_version: str
     images_digest: str
     key: str
+    id: str
 
     @classmethod
     def of(
         cls,
+        model: str,
         text: str,
         tokens: TokenArray,
         namespace: str,
@@ -56,7 +62,8 @@ class Asked:
         """With what follows from the prompt."""
         digest = images_digest(images)
         key = prompt_key(normalisation(text), digest)
-        return cls(text, tokens, namespace, images, source_version, digest, key)
+        id_ = chunk_id(model, namespace, _NO_TOKENS, tokens)
+        return cls(text, tokens, namespace, images, source_version, digest, key, id_)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from semkv_rag.report import Status
 from semkv_rag.store import KVStore, VectorKey
 from semkv_rag.tiers.encoders import Encoder
@@ -116,15 +114,11 @@ class Search:
         """The stored prompts of the same key, the one of the same tokens first, then the newest."""
         parts, asked = self._parts, self._asked
         donors = parts.store.prompts.with_key(parts.model, asked.namespace, asked.key)
-        if not donors:
-            return []
-        stored = parts.store.tokens(parts.model, asked.namespace, [donor.id for donor in donors])
-        identical = {id_ for id_, of in stored.items() if np.array_equal(of.tokens, asked.tokens)}
         found = [
             Candidate(EXACT, donor, 1.0, parts.guard.same_source(asked, donor)) for donor in donors
         ]
-        found.sort(key=lambda candidate: candidate.donor.id not in identical)
-        self._identical = found[0].donor.id in identical and found[0].stopped is None
+        found.sort(key=lambda candidate: candidate.donor.id != asked.id)
+        self._identical = any(one.donor.id == asked.id and one.stopped is None for one in found)
         return found
 
     def _layers(self, keys: Sequence[VectorKey]) -> None:
