@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,6 +41,14 @@ if __name__ == "__main__":
 """
 
 
+def _is_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def test_one_engine_for_all_until_ctrl_c(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -56,6 +65,10 @@ def test_one_engine_for_all_until_ctrl_c(tmp_path: Path) -> None:
             assert process.stdout.readline() == "streaming\n"
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=60)
+            left = time.monotonic() + 20
+            while _is_alive(process.pid) and time.monotonic() < left:
+                time.sleep(0.1)
+            assert not _is_alive(process.pid), "the engine's processes end with the script"
         finally:
             # The engine's processes, too: nobody else would end them.
             with suppress(ProcessLookupError):
