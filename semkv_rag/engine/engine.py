@@ -152,7 +152,8 @@ class Engine:
                 description=self._description,
                 gate=self.gate,
             )
-            self._hints = Hints(self._llm, self._capturer, store_retrieved)
+            if self.gate.servable:
+                self._hints = Hints(self._llm, self._capturer, store_retrieved)
         # At exit the engine process must end before the interpreter takes our thread away.
         reference = weakref.ref(self)
         self._at_exit: Callable[[], None] = lambda: _close(reference)
