@@ -85,10 +85,11 @@ def test_what_the_server_refuses_is_an_option_error(
 def test_documents_are_stored_through_the_server(server: Server) -> None:
     """In the namespace of the key, for which nobody else's chunks are there."""
     tenant = SemKV(base_url=server.base_url, api_key=server.tenant_key, max_tokens=4)
-    text = "The Tre klim school is led by Ivan . It has a violet flag . It has 54 members ."
+    # Unlike the corpus: of a run of words that is in it, the default namespace may have the KV.
+    text = "mascot Beacon Umbra Dijon otter swan Liam Ivan owl funded members flag launched Metz"
 
     def reused(model: SemKV) -> int:
-        report = model.complete(f"Nobody knows . {text}").additional_kwargs["semkv"]
+        report = model.complete(f"Nobody knows . {text} Answer :").additional_kwargs["semkv"]
         return int(report["exact_tokens"] + report["reused_tokens"])
 
     step = KVPrecompute(llm=tenant)
