@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 Status = Literal["hit", "miss", "skip"]
@@ -31,6 +31,10 @@ class ReuseReport:
         blend_ms: the blend pass, loading included.
         preemptions: how often vLLM dropped the request's KV for others' and started it again.
         reason: in words, why nothing was reused, or why it was computed after all.
+        tiers: the status of each tier over whole prompts; empty where none was asked.
+        served_by: the tier that found a donor, such as `exact_text`.
+        donor: the stored prompt it found, by its chunk id.
+        similarity: of the prompt to it, -1 to 1.
     """
 
     kv_cache: Status = "miss"
@@ -48,6 +52,10 @@ class ReuseReport:
     blend_ms: float = 0.0
     preemptions: int = 0
     reason: str | None = None
+    tiers: Mapping[str, Status] = field(default_factory=dict)
+    served_by: str | None = None
+    donor: str | None = None
+    similarity: float | None = None
 
     def to_mapping(self) -> dict[str, Any]:
         """The report as plain JSON values."""

@@ -173,6 +173,11 @@ class ChunkCapture:
         with self._lock:
             self._done.append(captured)
 
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Drop what was seen of requests that ended; most have been written by then."""
+        for request_id in request_ids:
+            self._buffers.pop(request_id, None)
+
     def take(self) -> list[Captured]:
         """What became of the chunks since the last call."""
         with self._lock:

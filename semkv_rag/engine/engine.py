@@ -25,6 +25,7 @@ from collections.abc import (
 )
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -46,10 +47,12 @@ from semkv_rag.engine.hints import Hints
 from semkv_rag.engine.launch import resolve, transfer_config
 from semkv_rag.engine.llm_capturer import LLMCapturer
 from semkv_rag.engine.reporting import ReportingLLM
+from semkv_rag.engine.tiering import Tiering
 from semkv_rag.engine.transfer import PARAMS_KEY
 from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.report import ReuseReport
 from semkv_rag.store import KVStore
+from semkv_rag.tiers import Cascade, Encoder, TierOptions
 
 T = TypeVar("T")
 
@@ -64,6 +67,9 @@ class Engine:
         reuse: the options of requests that bring none.
         chat_args: options of vLLM's chat, named as on its command line with `_` for `-`, such as
             `{"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}`.
+        tiers: how whole prompts that resemble an earlier one are found and stored, for `generate`
+            and its kin; None for not at all. Needs a store and the extra `tiers`.
+        encoders: of the tiers, by layer; see `semkv_rag.tiers.Cascade`.
         store_retrieved: of the texts of one `hint`, how many are stored at most that hold no stored
             chunk yet; 0 stores none.
         engine_args: fields of vLLM's `AsyncEngineArgs`, such as `dtype` or `max_model_len`.
@@ -83,6 +89,7 @@ class Engine:
         OptionError: an option cannot be used.
         StoreError: the store cannot be opened.
         EngineError: vLLM cannot be started.
+        MissingExtraError: what the tiers need is not installed.
     """
 
     def __init__(
@@ -93,11 +100,15 @@ class Engine:
         index_url: str | None = None,
         reuse: ReuseOptions | None = None,
         chat_args: Mapping[str, Any] | None = None,
+        tiers: TierOptions | None = None,
+        encoders: Mapping[str, Encoder] | None = None,
         store_retrieved: int = 0,
         **engine_args: Any,
     ) -> None:
         if type(store_retrieved) is not int or store_retrieved < 0:
             raise OptionError(f"store_retrieved is {store_retrieved!r}: use a number from 0 up")
+        if tiers is not None and store is None:
+            raise OptionError("tiers need a store: pass store=…")
         self.model = model
         self.reuse = reuse or ReuseOptions()
         # What the fingerprint stands for, for people who look into the store.
@@ -127,6 +138,7 @@ class Engine:
         self._llm: ReportingLLM | None = None
         self._capturer: LLMCapturer | None = None
         self._hints: Hints | None = None
+        self._tiering: Tiering | None = None
         self._service: ChatService | None = None
         self._service_lock = asyncio.Lock()
         try:
@@ -154,6 +166,14 @@ class Engine:
             )
             if self.gate.servable:
                 self._hints = Hints(self._llm, self._capturer, store_retrieved)
+            if self.gate.servable and tiers is not None:
+                try:
+                    cascade = Cascade(self.store, self.fingerprint, tiers, encoders)
+                    cascade.load()
+                except BaseException:
+                    self.close()
+                    raise
+                self._tiering = Tiering(cascade, self._capturer, self._llm)
         # At exit the engine process must end before the interpreter takes our thread away.
         reference = weakref.ref(self)
         self._at_exit: Callable[[], None] = lambda: _close(reference)
@@ -363,6 +383,22 @@ class Engine:
             raise EngineError("the engine was started without a store: pass store=…")
         return self._capturer.capture(items, in_flight=in_flight)
 
+    def observe(self, prompt: str | Sequence[int], *, namespace: str | None = None) -> None:
+        """Prefill a prompt, store its KV and make it a donor of the tiers, ahead of any request.
+
+        Raises:
+            EngineError: the engine was started without tiers, its model cannot be served with reuse,
+                or the prompt could not be computed or written.
+            StoreError: the store cannot be written.
+        """
+        if self._tiering is None:
+            raise EngineError(
+                "no tiers: pass store=… and tiers=TierOptions()"
+                if self.gate.servable
+                else f"this model cannot be served with reuse: {self.gate.reason}"
+            )
+        self._tiering.observe(prompt, self.reuse.namespace if namespace is None else namespace)
+
     # ---- the loop --------------------------------------------------------------------------
 
     async def _start(self, config: Any) -> ReportingLLM:
@@ -400,16 +436,28 @@ class Engine:
         request_id = f"semkv-{next(self._ids)}"
         began = time.perf_counter()
         ttft_ms = 0.0
+        tiered = None if self._tiering is None else await self._tiering.begin(prompt, params)
+        if tiered is not None:
+            prompt, params = tiered.tokens, tiered.params
         given: Any = prompt if isinstance(prompt, str) else {"prompt_token_ids": list(prompt)}
+        report: ReuseReport | None = None
         try:
             async for output in self._llm.generate(given, params, request_id):
                 latency_ms = (time.perf_counter() - began) * 1000
                 ttft_ms = ttft_ms or latency_ms
-                yield self._part(output, ttft_ms, latency_ms)
+                part = self._part(output, ttft_ms, latency_ms)
+                if tiered is not None:
+                    part = replace(part, report=tiered.told(part.report))
+                if part.finish_reason is not None:
+                    report = part.report
+                yield part
         except EngineDeadError as error:
             raise EngineError(f"vLLM's engine stopped: {error}") from error
         except (ValueError, VLLMClientError) as error:
             raise OptionError(f"vLLM does not take this request: {error}") from error
+        finally:
+            if tiered is not None and self._tiering is not None:
+                self._tiering.end(tiered, request_id, report, time.perf_counter() - began)
 
     def _part(self, output: Any, ttft_ms: float, latency_ms: float) -> Completion:
         answer = output.outputs[0]
@@ -464,6 +512,8 @@ class Engine:
             atexit.unregister(handler)
         if self._hints is not None:
             self._hints.close()
+        if self._tiering is not None:
+            self._tiering.close()
         if self._loop.is_running():
             if self._llm is not None:
                 self._call(self._shutdown())

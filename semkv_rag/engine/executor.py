@@ -99,6 +99,8 @@ class BlendExecutor:
 
     def begin_step(self, metadata: StepMetadata) -> None:
         self._step = metadata
+        if metadata.ended and self._capture is not None:
+            self._capture.forget(metadata.ended)
         if metadata.captures and self._capture is not None and self._tap is not None:
             self._capture.begin_step(metadata.captures, metadata.model)
             self._tap.handler = self._capture.see

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -15,12 +16,16 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from semkv_rag.corpus.capture import CaptureItem, CaptureResult
-from semkv_rag.engine.capturing import Capturing, Tickets
+from semkv_rag.engine.capture import Captured
+from semkv_rag.engine.capturing import WRITE_TIMEOUT_SECONDS, Capturing, Tickets
 from semkv_rag.engine.gate import GateReport
 from semkv_rag.engine.reporting import CAPTURE_PREFIX
 from semkv_rag.engine.transfer import CAPTURE_KEY, PARAMS_KEY
 from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.store import KVStore
+
+PASSING_POLL_SECONDS = 0.05
+"""A capture in passing is asked after this often: each time costs the engine a moment."""
 
 
 class LLMCapturer:
@@ -47,10 +52,10 @@ class LLMCapturer:
     ) -> None:
         self.store = store
         self.fingerprint = fingerprint
+        self.description = description
         self.tokenizer: Any = llm.get_tokenizer()
         self._llm = llm
         self._loop = loop
-        self._description = description
         self._gate = gate
         self._ids = itertools.count()
         self._tickets = Tickets(self._take)
@@ -69,17 +74,39 @@ class LLMCapturer:
         """
         if not self._gate.servable:
             raise EngineError(f"this model cannot be served with reuse: {self._gate.reason}")
-        self.store.add_model(self.fingerprint, self._description)
+        self.store.add_model(self.fingerprint, self.description)
         return iter(Capturing(self._start, self._tickets, items, in_flight, abandon))
 
+    def in_passing(self, item: CaptureItem) -> tuple[int, dict[str, Any]]:
+        """A ticket for a request that prefills an item anyway, and the wish that it must carry."""
+        ticket = self._tickets.draw()
+        return ticket, {**_about(item, ticket), "in_passing": True}
+
+    def forget(self, ticket: int) -> None:
+        """Nobody waits for this capture."""
+        self._tickets.drop(ticket)
+
+    def wait_for(self, ticket: int) -> Captured | None:
+        """What became of a capture in passing, once all ranks have written; None if they never say."""
+        end = time.monotonic() + WRITE_TIMEOUT_SECONDS
+        try:
+            while time.monotonic() < end:
+                self._tickets.poll()
+                if (ranks := self._tickets.results(ticket)) is not None:
+                    errors = [fields["error"] for fields in ranks if fields["error"]]
+                    return Captured(
+                        ticket,
+                        bytes=sum(fields["bytes"] for fields in ranks),
+                        error=errors[0] if errors else None,
+                        incomplete=any(fields["incomplete"] for fields in ranks),
+                    )
+                time.sleep(PASSING_POLL_SECONDS)
+            return None
+        finally:
+            self._tickets.drop(ticket)
+
     def _start(self, item: CaptureItem, ticket: int, skip_prefix_cache: bool) -> Future[None]:
-        about = {
-            "ticket": ticket,
-            "id": item.id,
-            "kind": item.kind,
-            "context": len(item.context),
-        }
-        wishes = {"namespace": item.namespace, CAPTURE_KEY: about}
+        wishes = {"namespace": item.namespace, CAPTURE_KEY: _about(item, ticket)}
         params = SamplingParams(
             max_tokens=1,
             temperature=0,
@@ -112,3 +139,8 @@ class LLMCapturer:
             work.close()
             raise EngineError("the engine is closed")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+
+def _about(item: CaptureItem, ticket: int) -> dict[str, Any]:
+    """What the scheduler must know of an item to have it captured."""
+    return {"ticket": ticket, "id": item.id, "kind": item.kind, "context": len(item.context)}

@@ -96,6 +96,7 @@ class RequestPlanner:
         self._store_fault = store_fault
         self._requests: dict[str, _Tracked] = {}
         self._blends: list[BlendTask] = []
+        self._ended: list[str] = []
 
     def close(self) -> None:
         """Called once, at shutdown."""
@@ -133,13 +134,15 @@ class RequestPlanner:
             self._plan(tracked, options)
         else:
             tracked.report = replace(tracked.report, reason=skip)
+        if capture is not None and capture.get("in_passing") and (skip or tracked.plan):
+            tracked.capture = None  # what is computed behind reused KV is not the prompt's own
         self._rewrite_hashes(tracked)
 
     def _obstacle(
         self, request: Request, options: ReuseOptions, capture: Mapping[str, Any] | None
     ) -> str | None:
         """Why this request is served plainly, in words, or None."""
-        if capture is not None:
+        if capture is not None and not capture.get("in_passing"):
             return "the request captures a chunk"
         if not options.enabled:
             return "reuse was switched off for this request"
@@ -220,7 +223,8 @@ class RequestPlanner:
 
     def step(self, output: SchedulerOutput) -> StepMetadata:
         """The work of the coming step; called once, after its requests were scheduled."""
-        metadata = StepMetadata(self._model)
+        metadata = StepMetadata(self._model, ended=self._ended)
+        self._ended = []
         scheduled = _scheduled_ranges(output)
         if self._blends:
             filled = self._filled_by_forward(scheduled)
@@ -308,6 +312,8 @@ class RequestPlanner:
         tracked = self._requests.pop(request.request_id, None)
         if tracked is None:
             return None
+        if tracked.capture is not None:
+            self._ended.append(request.request_id)
         # An aborted request may have blends that no step will run.
         self._blends = [task for task in self._blends if task.request_id != request.request_id]
         return replace(tracked.report, preemptions=request.num_preemptions)

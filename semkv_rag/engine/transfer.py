@@ -27,16 +27,25 @@ PARAMS_KEY = "semkv"
 """Our key in a request's `kv_transfer_params`, on the way in and on the way out."""
 
 CAPTURE_KEY = "capture"
-"""In our params: this request's prompt is to be captured. Only the engine's own process sets it."""
+"""In our params: this request's prompt is to be captured. Only the engine's own process sets it.
+
+With `in_passing` it is a caller's request, which is served with reuse where that is possible, and then
+not captured. Without, it is there for the capture alone.
+"""
 
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):
-    """The work of one step: blends first, in this order, then the forward whose KV is captured."""
+    """The work of one step: blends first, in this order, then the forward whose KV is captured.
+
+    Attributes:
+        ended: captured requests that ended since the last step, finished or not.
+    """
 
     model: str
     blends: list[BlendTask] = field(default_factory=list)
     captures: list[CaptureTask] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

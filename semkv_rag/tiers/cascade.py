@@ -26,7 +26,7 @@ from semkv_rag.tiers.layers import LayerIndexes
 from semkv_rag.tiers.lookup import SEMANTIC_LAYER, Asked, Explanation, Lookup
 from semkv_rag.tiers.options import TierOptions
 from semkv_rag.tiers.search import Parts, Search, encode
-from semkv_rag.tiers.vectors import Vectors
+from semkv_rag.tiers.vectors import VectorIndex, Vectors
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -80,6 +80,16 @@ class Cascade:
             self._indexes.refresh()
         except SemKVError as error:
             logger.warning("the tiers' vectors cannot be read yet: %s", error)
+
+    def load(self) -> None:
+        """Load the encoders of texts and FAISS now, and not in the first look-up.
+
+        Raises:
+            MissingExtraError: what one needs is not installed.
+        """
+        for encoder in self._encoders.values():
+            if encoder.reads == "text":
+                VectorIndex(len(encoder.encode(["."])[0]))
 
     # ---- before a request ------------------------------------------------------------------
 

@@ -1,0 +1,222 @@
+"""Whole prompts around real requests: looked up before, captured in passing, the same answers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import ENGINE_ARGS
+from semkv_rag.config import ReuseOptions
+from semkv_rag.engine import Engine
+from semkv_rag.engine.tiering import Tiering
+from semkv_rag.errors import EngineError, OptionError
+from semkv_rag.tiers import Cascade, TierOptions
+from tests.engine.answers import SAMPLING, assert_same, blended, plain
+from tests.engine.chunks import random_tokens, store_chunks
+from tests.tiers.prompts import WORDS
+
+TEXT = "Question : who leads Tre klim ? Answer :"
+
+
+@pytest.fixture
+def tiering(engine: Engine) -> Iterator[Tiering]:
+    """The tiers around the session's engine, as `Engine(…, tiers=…)` puts them there."""
+    assert engine.store is not None and engine._capturer is not None and engine._llm is not None
+    cascade = Cascade(
+        engine.store, engine.fingerprint, TierOptions(threshold=0.5), {"semantic": WORDS}
+    )
+    engine._tiering = Tiering(cascade, engine._capturer, engine._llm)
+    yield engine._tiering
+    engine._tiering.close()
+    engine._tiering = None
+
+
+def stored(engine: Engine, namespace: str) -> int:
+    assert engine.store is not None
+    return sum(record.kind == "prompt" for record in engine.store.chunks(namespace=namespace))
+
+
+def until(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_an_identical_prompt(engine: Engine, tiering: Tiering, namespace: str) -> None:
+    prompt = random_tokens(9001, 150)
+    first = blended(engine, prompt, namespace=namespace)
+    assert first.report.tiers == {"exact_text": "miss", "semantic_text": "miss"}
+    assert (first.report.kv_cache, first.report.served_by) == ("miss", None)
+    tiering.settle()
+    assert stored(engine, namespace) == 1
+    engine.reset_prefix_cache()
+    again = blended(engine, prompt, namespace=namespace)
+    assert again.report.tiers == {"exact_text": "hit", "semantic_text": "skip"}
+    assert (again.report.served_by, again.report.similarity) == ("exact_text", 1.0)
+    assert again.report.chunk_ids == (again.report.donor,)
+    assert again.report.exact_tokens == 149
+    assert (again.report.reused_tokens, again.report.recomputed_tokens) == (0, 0)
+    reference = plain(engine, prompt)
+    assert_same(first, reference)
+    assert_same(again, reference)
+
+
+SCRIPT = """
+import json, sys
+from semkv_rag import Engine, ReuseOptions
+from semkv_rag.tiers import TierOptions
+
+prompt, store, model, namespace, sampling, arguments = json.loads(sys.argv[1])
+with Engine(model, store=store, tiers=TierOptions(), **arguments) as engine:
+    answer = engine.generate(prompt, sampling=sampling, reuse=ReuseOptions(namespace=namespace))
+print(json.dumps([answer.report.to_mapping(), answer.token_ids, answer.logprobs]))
+"""
+
+
+def test_an_identical_prompt_in_a_new_process(
+    engine: Engine, tiering: Tiering, namespace: str, reader: Path
+) -> None:
+    assert engine.store is not None
+    prompt = random_tokens(9002, 150)
+    blended(engine, prompt, namespace=namespace)
+    tiering.settle()
+    arguments = [
+        prompt, str(engine.store.root), str(reader), namespace, SAMPLING, ENGINE_ARGS,
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(arguments)],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    report, tokens, logprobs = json.loads(done.stdout.splitlines()[-1])
+    assert report["served_by"] == "exact_text"
+    assert (report["exact_tokens"], report["reused_tokens"]) == (149, 0)
+    reference = plain(engine, prompt)
+    assert tuple(tokens) == reference.token_ids
+    assert reference.logprobs is not None
+    for there, here in zip(logprobs, reference.logprobs, strict=True):
+        assert {int(token): value for token, value in there.items()} == pytest.approx(
+            here, abs=1e-4
+        )
+
+
+def test_other_case_and_white_space(engine: Engine, tiering: Tiering, namespace: str) -> None:
+    text = " ".join([TEXT] * 4)
+    other = text.replace("Question", "QUESTION").replace("leads", "  Leads")
+    tokens, others = (engine.tokenizer(one).input_ids for one in (text, other))
+    assert tokens != others
+    for reuse in ({"ratio": 1.0}, {"ratio": 0.3}):
+        options = ReuseOptions(namespace=namespace, **reuse)
+        engine.generate(text, sampling=SAMPLING, reuse=options)
+        tiering.settle()
+        engine.reset_prefix_cache()
+        answer = engine.generate(other, sampling=SAMPLING, reuse=options)
+        assert answer.report.served_by == "exact_text"
+        assert answer.prompt_tokens == len(others), "its own tokens were sent"
+        if reuse["ratio"] == 1.0:
+            assert_same(answer, plain(engine, others))
+
+
+def test_a_similar_prompt_reuses_what_is_the_same(
+    engine: Engine, tiering: Tiering, namespace: str
+) -> None:
+    context = random_tokens(9003, 200)
+    one, other = context + random_tokens(9004, 20), context + random_tokens(9005, 20)
+    blended(engine, one, namespace=namespace)
+    tiering.settle()
+    engine.reset_prefix_cache()
+    answer = blended(engine, other, namespace=namespace)
+    assert answer.report.served_by == "semantic_text"
+    assert answer.report.exact_tokens >= 200
+    assert_same(answer, plain(engine, other))
+    tiering.settle()
+    assert stored(engine, namespace) == 1, "it was no miss"
+
+
+def test_what_reuses_chunks_is_not_captured(
+    engine: Engine, tiering: Tiering, namespace: str
+) -> None:
+    chunk = store_chunks(engine, [random_tokens(9006, 60)], namespace=namespace)[0]
+    prompt = random_tokens(9007, 30) + chunk.tokens + random_tokens(9008, 10)
+    answer = blended(engine, prompt, namespace=namespace)
+    assert (answer.report.kv_cache, answer.report.served_by) == ("hit", None)
+    tiering.settle()
+    assert stored(engine, namespace) == 0
+
+
+def test_what_was_in_the_prefix_cache_is_stored_once_it_is_quiet(
+    engine: Engine, tiering: Tiering, namespace: str
+) -> None:
+    prompt = random_tokens(9009, 150)
+    engine.generate(
+        prompt, sampling=SAMPLING, reuse=ReuseOptions(enabled=False, namespace=namespace)
+    )
+    answer = blended(engine, prompt, namespace=namespace)
+    assert answer.report.cached_tokens > 0
+    until(lambda: stored(engine, namespace) == 1)
+    engine.reset_prefix_cache()
+    again = blended(engine, prompt, namespace=namespace)
+    assert again.report.exact_tokens == 149
+    assert_same(again, plain(engine, prompt))
+
+
+def test_reuse_switched_off_asks_no_tier(engine: Engine, tiering: Tiering, namespace: str) -> None:
+    answer = plain(engine, random_tokens(9010, 40))
+    assert answer.report.tiers == {}
+    tiering.settle()
+    assert stored(engine, namespace) == 0
+
+
+def test_an_abandoned_request_is_forgotten(
+    engine: Engine, tiering: Tiering, namespace: str
+) -> None:
+    assert engine._capturer is not None
+    options = ReuseOptions(namespace=namespace)
+    sampling = {**SAMPLING, "max_tokens": 500}
+    stream = engine.stream(random_tokens(9011, 100), sampling=sampling, reuse=options)
+    next(iter(stream))
+    stream.close()  # type: ignore[attr-defined]
+    until(lambda: not engine._capturer._tickets._waiting)  # type: ignore[union-attr]
+    assert stored(engine, namespace) == 0
+    blended(engine, random_tokens(9012, 100), namespace=namespace)
+    tiering.settle()
+    assert stored(engine, namespace) == 1
+
+
+def test_many_at_once(engine: Engine, tiering: Tiering, namespace: str) -> None:
+    prompts = [random_tokens(9100 + number, 60) for number in range(12)]
+    options = ReuseOptions(namespace=namespace)
+    first = engine.generate_many(prompts, sampling=SAMPLING, reuse=options)
+    tiering.settle()
+    assert stored(engine, namespace) == 12
+    engine.reset_prefix_cache()
+    again = engine.generate_many(prompts, sampling=SAMPLING, reuse=options)
+    assert [answer.report.exact_tokens for answer in again] == [59] * 12
+    for one, other in zip(first, again, strict=True):
+        assert_same(one, other)
+
+
+def test_a_prompt_observed_ahead(engine: Engine, tiering: Tiering, namespace: str) -> None:
+    prompt = random_tokens(9013, 100)
+    engine.observe(prompt, namespace=namespace)
+    engine.observe(prompt, namespace=namespace)
+    answer = blended(engine, prompt, namespace=namespace)
+    assert (answer.report.served_by, answer.report.exact_tokens) == ("exact_text", 99)
+    assert_same(answer, plain(engine, prompt))
+
+
+def test_without_tiers(engine: Engine, reader: Path) -> None:
+    with pytest.raises(EngineError, match="tiers=TierOptions"):
+        engine.observe(TEXT)
+    with pytest.raises(OptionError, match="store="):
+        Engine(str(reader), tiers=TierOptions())
