@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 class Cascade:
     """Finds donors among one model's stored prompts. Safe for threads.
 
-    All stored vectors are read when it is made: about a second for 100,000.
+    All stored vectors are read when it is made: three seconds for 100,000.
 
     Args:
         store: where the prompts are; not closed with the cascade.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Vectors = NDArray[np.float32]
 
 GRAPH_FROM = 30_000
-"""Vectors from which on a graph is faster than comparing all (384 dimensions, one core: some ms)."""
+"""Vectors up to which comparing all of 384 dimensions takes some ms on one core."""
 
 _LINKS = 24  # HNSW's M: recall at a million vectors, for 200 bytes a vector
 _BUILD_EFFORT = 80
