@@ -1,0 +1,67 @@
+"""How a request's image is named once its fusion state may be reused.
+
+vLLM names an image by the hash of its content, or by whatever its client calls it. For a request that
+wants reuse the KV connector's scheduler half puts a name of ours in that place, which says in whose
+namespace the state stands and under which key. The encoder-cache connector loads and saves images with
+such a name only. Both halves live in the process of vLLM's scheduler, and a name is signed with a secret
+of that process: a client that calls its image by a name of this form has not named anything of ours.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+_SECRET = secrets.token_bytes(32)
+_MARK = "semkv-state"
+
+
+@dataclass(frozen=True)
+class StateRef:
+    """Which fusion state an image stands for.
+
+    Attributes:
+        namespace: whose it is.
+        key: the image's own state, 64 hex digits: it is saved under this key only.
+        donor_key: the state of another image that may stand in for it; None where none may.
+    """
+
+    namespace: str
+    key: str
+    donor_key: str | None = None
+
+
+def state_key(identifier: str) -> str:
+    """The key of an image's state: the hex BLAKE3 of vLLM's identifier, whatever that holds."""
+    return blake3(identifier.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def state_identifier(namespace: str, identifier: str, donor: str | None = None) -> str:
+    """The name that an image of a request gets in place of vLLM's own.
+
+    Args:
+        namespace: the request's.
+        identifier: vLLM's identifier of the image.
+        donor: vLLM's identifier of another image whose state may be taken instead.
+    """
+    donor_key = "" if donor is None else state_key(donor)
+    named = f"{state_key(identifier)}:{donor_key}:{namespace}"
+    return f"{_MARK}:{_signature(named)}:{named}"
+
+
+def parse_identifier(text: str) -> StateRef | None:
+    """What a name made by `state_identifier` in this process says; None for any other text."""
+    mark, _, rest = text.partition(":")
+    signature, _, named = rest.partition(":")
+    if mark != _MARK or not secrets.compare_digest(
+        signature.encode("utf-8", "surrogatepass"), _signature(named).encode()
+    ):
+        return None
+    key, donor_key, namespace = named.split(":", 2)
+    return StateRef(namespace, key, donor_key or None)
+
+
+def _signature(named: str) -> str:
+    return blake3(named.encode("utf-8", "surrogatepass"), key=_SECRET).hexdigest()
