@@ -87,12 +87,14 @@ class _Rows:
             fetch *= 4
         return []
 
-    def live(self) -> tuple[list[str], Vectors]:
-        """The rows that count, copied."""
-        ids = list(self.row_of)
-        if not ids:
+    def live(self, first: int = 0, count: int | None = None) -> tuple[list[str], Vectors]:
+        """The rows that count, of all or of `count` rows from `first` on, copied."""
+        last = len(self.ids) if count is None else min(first + count, len(self.ids))
+        rows = [row for row in range(first, last) if self.row_of.get(self.ids[row]) == row]
+        if not rows:
             return [], np.empty((0, self.index.d), np.float32)
-        return ids, self.index.reconstruct_batch(np.fromiter(self.row_of.values(), np.int64))
+        ids = [self.ids[row] for row in rows]
+        return ids, self.index.reconstruct_batch(np.asarray(rows, np.int64))
 
 
 class VectorIndex:
@@ -114,7 +116,7 @@ class VectorIndex:
         self._lock = threading.Lock()
         self._rows = _Rows(self._faiss.IndexFlatIP(dim))
         self._builder: threading.Thread | None = None
-        self._missed: list[tuple[Sequence[str], Vectors | None]] = []
+        self._removed: set[str] = set()  # while a graph is built
         self._closed = False
 
     def __len__(self) -> int:
@@ -137,13 +139,15 @@ class VectorIndex:
             raise ValueError(f"{len(ids)} ids with vectors of {list(vectors.shape)}")
         with self._lock, _one_thread(self._faiss):
             self._rows.add(ids, np.ascontiguousarray(vectors, np.float32))
-            self._changed(ids, vectors)
+            self._changed()
 
     def remove(self, ids: Sequence[str]) -> None:
         """Remove the vectors of those of `ids` that are there."""
         with self._lock:
             self._rows.remove(ids)
-            self._changed(ids, None)
+            if self._builder is not None:
+                self._removed.update(ids)
+            self._changed()
 
     def search(self, vector: Vectors, k: int) -> list[tuple[str, float]]:
         """The `k` nearest, the most similar first, each with its inner product.
@@ -164,43 +168,41 @@ class VectorIndex:
         if builder is not None:
             builder.join()
 
-    def _changed(self, ids: Sequence[str], vectors: Vectors | None) -> None:
+    def _changed(self) -> None:
         """Make the index anew where that is due. The lock is held."""
         if self._builder is not None:
-            self._missed.append((ids, vectors))
             return
         live, dead, graph = len(self._rows.row_of), self._rows.dead, self.is_graph
         due = dead > _FEW_DEAD and dead > live // 4
         if live > GRAPH_FROM and (due or not graph):
-            self._builder = threading.Thread(
-                target=self._build, args=self._rows.live(), name="semkv-vectors", daemon=True
-            )
+            self._builder = threading.Thread(target=self._build, name="semkv-vectors", daemon=True)
             self._builder.start()
         elif due or (graph and live < GRAPH_FROM // 2):
             rows = _Rows(self._faiss.IndexFlatIP(self.dim))
             rows.add(*self._rows.live())
             self._rows = rows
 
-    def _build(self, ids: list[str], vectors: Vectors) -> None:
+    def _build(self) -> None:
+        """Make a graph of the rows that count, piece by piece; the lock is held only to copy one.
+
+        Rows that come meanwhile are appended to the old index, and so are reached in their turn.
+        """
         self._faiss.omp_set_num_threads(1)  # for this thread
         metric = self._faiss.METRIC_INNER_PRODUCT
         index: Any = self._faiss.IndexHNSWFlat(self.dim, _LINKS, metric)
         index.hnsw.efConstruction = _BUILD_EFFORT
         index.hnsw.efSearch = _SEARCH_EFFORT
-        rows = _Rows(index)
-        for first in range(0, len(ids), _PIECE):
-            if self._closed:
-                return
-            rows.add(ids[first : first + _PIECE], vectors[first : first + _PIECE])
-        with self._lock:
-            for missed, added in self._missed:
-                if added is None:
-                    rows.remove(missed)
-                else:
-                    rows.add(missed, np.ascontiguousarray(added, np.float32))
-            self._missed = []
-            self._rows = rows
-            self._builder = None
+        rows, done = _Rows(index), 0
+        while not self._closed:
+            with self._lock:
+                if done == len(self._rows.ids):
+                    rows.remove(id_ for id_ in self._removed if id_ not in self._rows.row_of)
+                    self._rows, self._builder, self._removed = rows, None, set()
+                    return
+                ids, vectors = self._rows.live(done, _PIECE)
+                done = min(done + _PIECE, len(self._rows.ids))
+            if ids:
+                rows.add(ids, vectors)
 
 
 @contextmanager
