@@ -26,28 +26,24 @@ class StateRef:
         namespace: whose it is.
         key: the image's own state, 64 hex digits: it is saved under this key only.
         donor_key: the state of another image that may stand in for it; None where none may.
+        save: whether the image's state is stored once it was computed.
     """
 
     namespace: str
     key: str
     donor_key: str | None = None
+    save: bool = True
 
 
-def state_key(identifier: str) -> str:
-    """The key of an image's state: the hex BLAKE3 of vLLM's identifier, whatever that holds."""
-    return blake3(identifier.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def state_identifier(namespace: str, identifier: str, donor: str | None = None) -> str:
+def state_identifier(namespace: str, key: str, donor_key: str | None = None) -> str:
     """The name that an image of a request gets in place of vLLM's own.
 
     Args:
         namespace: the request's.
-        identifier: vLLM's identifier of the image.
-        donor: vLLM's identifier of another image whose state may be taken instead.
+        key: of the image, from `semkv_rag.reuse.image_key` of vLLM's identifier.
+        donor_key: of another image whose state may be taken instead.
     """
-    donor_key = "" if donor is None else state_key(donor)
-    named = f"{state_key(identifier)}:{donor_key}:{namespace}"
+    named = f"{key}:{donor_key or ''}:{namespace}"
     return f"{_MARK}:{_signature(named)}:{named}"
 
 
@@ -59,8 +55,8 @@ def parse_identifier(text: str) -> StateRef | None:
         signature.encode("utf-8", "surrogatepass"), _signature(named).encode()
     ):
         return None
-    key, donor_key, namespace = named.split(":", 2)
-    return StateRef(namespace, key, donor_key or None)
+    key, donor_key, save, namespace = named.split(":", 3)
+    return StateRef(namespace, key, donor_key or None, bool(save))
 
 
 def _signature(named: str) -> str:
