@@ -1,0 +1,56 @@
+"""Encoders by name, for the command line and for options that are plain values.
+
+`minilm` is the sentence encoder that comes with the extra `tiers`, `phash` the perceptual hash of an
+image; any other name is a folder or a hub name of sentence-transformers, with `:image` behind it for a
+CLIP model that is given images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from semkv_rag.errors import OptionError
+from semkv_rag.tiers.encoders import Encoder, PerceptualHash, SentenceEncoder
+from semkv_rag.tiers.lookup import SEMANTIC_LAYER
+
+MINILM, PHASH, IMAGE_SUFFIX = "minilm", "phash", ":image"
+
+
+def encoder_named(name: str) -> Encoder:
+    """The encoder of a name; its model is loaded when it is first used.
+
+    Raises:
+        OptionError: there is none.
+    """
+    if name == MINILM:
+        return SentenceEncoder()
+    if name == PHASH:
+        return PerceptualHash()
+    model = name.removesuffix(IMAGE_SUFFIX)
+    if not model.strip():
+        raise OptionError(
+            f"there is no encoder {name!r}: use {MINILM}, {PHASH}, or a folder or hub name of"
+            f" sentence-transformers, with {IMAGE_SUFFIX} behind it for images"
+        )
+    return SentenceEncoder(model, reads="text" if model == name else "image")
+
+
+def encoders_of(layers: Mapping[str, str | Encoder] | None) -> dict[str, Encoder] | None:
+    """The encoders of layers that are given by name, or as they are; None where none are given.
+
+    Raises:
+        OptionError: a layer or an encoder cannot be had.
+    """
+    if not layers:
+        return None
+    encoders = {}
+    for layer, given in layers.items():
+        if not layer.isidentifier():
+            raise OptionError(f"a layer {layer!r} cannot be: use letters, digits and _")
+        encoder = encoder_named(given) if isinstance(given, str) else given
+        if not callable(getattr(encoder, "encode", None)):
+            raise OptionError(f"layer {layer!r}: {given!r} is no encoder")
+        if layer == SEMANTIC_LAYER and encoder.reads != "text":
+            raise OptionError(f"layer {layer!r} reads text: give {given!r} a layer of another name")
+        encoders[layer] = encoder
+    return encoders
