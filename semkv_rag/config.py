@@ -23,6 +23,8 @@ class ReuseOptions:
         check_layer: the layer whose K and V deviation `kv_deviation` compares; layers below it
             are computed for every reused token. At least 1: layer 0 sees no context.
         namespace: the tenant whose chunks may be used.
+        source_version: of whatever the prompt is made from, by the caller's own naming: for the
+            tiers over whole prompts, where a prompt of another version is no donor.
 
     Raises:
         OptionError: a value is out of its range; the message says which values are not.
@@ -33,6 +35,7 @@ class ReuseOptions:
     selector: str = "kv_deviation"
     check_layer: int = 1
     namespace: str = DEFAULT_NAMESPACE
+    source_version: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.enabled, bool):
@@ -45,6 +48,8 @@ class ReuseOptions:
         if type(self.check_layer) is not int or self.check_layer < 1:
             raise OptionError(f"check_layer is {self.check_layer!r}: use a layer from 1 up")
         check_namespace(self.namespace)
+        if not isinstance(self.source_version, str):
+            raise OptionError(f"source_version is {self.source_version!r}: use a text")
 
     @classmethod
     def from_mapping(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 Status = Literal["hit", "miss", "skip"]
@@ -31,7 +31,12 @@ class ReuseReport:
         blend_ms: the blend pass, loading included.
         preemptions: how often vLLM dropped the request's KV for others' and started it again.
         reason: in words, why nothing was reused, or why it was computed after all.
-        tiers: the status of each tier over whole prompts; empty where none was asked.
+        images_loaded: images whose features were taken from the store (fusion, L1.5).
+        images_computed: images that went through the vision tower.
+        images_near: of the loaded ones, those that are a stored image's in the prompt's own image's
+            place.
+        tiers: the status of each tier over whole prompts, and of `fusion` where there are images;
+            empty where none was asked.
         served_by: the tier that found a donor, such as `exact_text`.
         donor: the stored prompt it found, by its chunk id.
         similarity: of the prompt to it, -1 to 1.
@@ -52,10 +57,26 @@ class ReuseReport:
     blend_ms: float = 0.0
     preemptions: int = 0
     reason: str | None = None
+    images_loaded: int = 0
+    images_computed: int = 0
+    images_near: int = 0
     tiers: Mapping[str, Status] = field(default_factory=dict)
     served_by: str | None = None
     donor: str | None = None
     similarity: float | None = None
+
+    def with_images(self, loaded: int, computed: int, near: int, reason: str | None) -> ReuseReport:
+        """With what became of the request's images; no image at all went in where KV covers them."""
+        fusion: Status = "miss" if computed else "hit" if loaded else "skip"
+        reasons = [text for text in (self.reason, reason) if text]
+        return replace(
+            self,
+            images_loaded=loaded,
+            images_computed=computed,
+            images_near=near,
+            tiers={**self.tiers, "fusion": fusion},
+            reason="; ".join(reasons) or None,
+        )
 
     def to_mapping(self) -> dict[str, Any]:
         """The report as plain JSON values."""
@@ -67,3 +88,30 @@ class ReuseReport:
         known = {field.name for field in fields(cls)}
         taken = {name: value for name, value in values.items() if name in known}
         return cls(**{**taken, "chunk_ids": tuple(taken.get("chunk_ids", ()))})
+
+
+def log_line(name: str, report: ReuseReport, *, latency_s: float) -> str:
+    """One request in one line.
+
+    `[sample_001] hit (text:exact) | latency=0.032s | exact_text=hit, semantic_text=skip,
+    embedding:vision=skip, kv_cache=hit | tokens_reused=128`. Stored KV may be found in a prompt that no
+    tier knows: that is `hit (kv_cache)`; `hit (fusion)` is one whose images' features alone were.
+
+    Args:
+        name: of the request.
+    """
+    statuses = {**report.tiers, "kv_cache": report.kv_cache}
+    told = ", ".join(f"{tier}={status}" for tier, status in statuses.items())
+    reused = report.exact_tokens + report.reused_tokens
+    return (
+        f"[{name}] {_served(report)} | latency={latency_s:.3f}s | {told} | tokens_reused={reused}"
+    )
+
+
+def _served(report: ReuseReport) -> str:
+    if report.served_by is not None:
+        names = {"exact_text": "text:exact", "semantic_text": "text:semantic"}
+        return f"hit ({names.get(report.served_by, report.served_by)})"
+    if report.kv_cache == "hit":
+        return "hit (kv_cache)"
+    return "hit (fusion)" if report.tiers.get("fusion") == "hit" else "miss"

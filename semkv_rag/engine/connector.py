@@ -91,6 +91,12 @@ class SemKVConnector(KVConnectorBase_V1):
             defaults=ReuseOptions.from_mapping(extra.get("reuse", {})),
             block_size=config.cache_config.block_size,
             request_namespace=bool(extra.get("request_namespace", False)),
+            fusion=config.ec_transfer_config is not None,
+            image_obstacle=(
+                "this model attends to an image's rows both ways"
+                if config.model_config.is_mm_prefix_lm
+                else None
+            ),
             store_fault=fault,
         )
 

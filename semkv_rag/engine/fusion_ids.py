@@ -35,15 +35,18 @@ class StateRef:
     save: bool = True
 
 
-def state_identifier(namespace: str, key: str, donor_key: str | None = None) -> str:
+def state_identifier(
+    namespace: str, key: str, donor_key: str | None = None, *, save: bool = True
+) -> str:
     """The name that an image of a request gets in place of vLLM's own.
 
     Args:
         namespace: the request's.
         key: of the image, from `semkv_rag.reuse.image_key` of vLLM's identifier.
         donor_key: of another image whose state may be taken instead.
+        save: whether the image's state is stored once it was computed.
     """
-    named = f"{key}:{donor_key or ''}:{namespace}"
+    named = f"{key}:{donor_key or ''}:{'save' if save else ''}:{namespace}"
     return f"{_MARK}:{_signature(named)}:{named}"
 
 

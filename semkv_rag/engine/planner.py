@@ -20,6 +20,12 @@ another one has asked.
 **A block that is found may not be filled yet.** vLLM shares a block from the moment it is scheduled.
 For its own forward that is soon enough, but a blend runs before the forward: blocks that the same
 step's forward fills are therefore computed by the blend too.
+
+**Images.** An image's placeholders are matched by what it shows (see `reuse.images`). Its KV is used
+where all before it is the same as well; a plan ends before the first image of which that is not true.
+The features of images come from the store under names that are given here (see `fusion_ids`). Where an
+image is taken for a stored one that looks like it, all of this follows the stored one, and the blocks
+from there on are that request's alone.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -37,11 +43,30 @@ from semkv_rag.config import DEFAULT_NAMESPACE, ReuseOptions
 from semkv_rag.engine.blend_pass import BlendTask
 from semkv_rag.engine.capture import CaptureTask
 from semkv_rag.engine.catalogue import Catalogue
+from semkv_rag.engine.fusion import take_fusion_report
+from semkv_rag.engine.fusion_ids import parse_identifier, state_identifier
 from semkv_rag.engine.gate import GateReport
-from semkv_rag.engine.transfer import CAPTURE_KEY, PARAMS_KEY, BlendResult, StepMetadata
+from semkv_rag.engine.images import rows_of
+from semkv_rag.engine.transfer import (
+    CAPTURE_KEY,
+    NEAR_IMAGES_KEY,
+    PARAMS_KEY,
+    STORE_IMAGES_KEY,
+    BlendResult,
+    StepMetadata,
+)
 from semkv_rag.errors import OptionError, StoreError
 from semkv_rag.report import ReuseReport
-from semkv_rag.reuse import ReusePlan, make_plan, token_array
+from semkv_rag.reuse import (
+    ImageRows,
+    ReusePlan,
+    TokenArray,
+    first_to_compute,
+    image_key,
+    make_plan,
+    tell_images_apart,
+    token_array,
+)
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -53,14 +78,25 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Tracked:
-    """One live request."""
+    """One live request.
+
+    Attributes:
+        images: in prompt order, each under the key it is taken for.
+        first_near: where the first image stands that is taken for another one.
+    """
 
     request: Request
     namespace: str
     report: ReuseReport
+    images: list[ImageRows] = field(default_factory=list)
+    first_near: int | None = None
     plan: ReusePlan | None = None
     capture: Mapping[str, Any] | None = None
     in_prefix_cache: int = 0
+
+    def tokens(self) -> TokenArray:
+        """The prompt's tokens as they are matched and stored."""
+        return tell_images_apart(token_array(self.request.prompt_token_ids), self.images)
 
 
 class RequestPlanner:
@@ -73,6 +109,8 @@ class RequestPlanner:
         block_size: tokens of a block, as they are hashed.
         request_namespace: whether a request may name its own namespace. Only where whoever sends
             requests has been checked before.
+        fusion: whether the features of images are stored.
+        image_obstacle: in words, why KV is not reused in prompts with images, or None.
         store_fault: in words, why there is no catalogue.
     """
 
@@ -84,6 +122,8 @@ class RequestPlanner:
         defaults: ReuseOptions,
         block_size: int,
         request_namespace: bool,
+        fusion: bool = False,
+        image_obstacle: str | None = None,
         store_fault: str | None = None,
     ) -> None:
         self.gate = GateReport(False, "the workers have not reported yet")
@@ -93,6 +133,8 @@ class RequestPlanner:
         self._defaults = defaults
         self._block_size = block_size
         self._request_namespace = request_namespace
+        self._fusion = fusion
+        self._image_obstacle = image_obstacle
         self._store_fault = store_fault
         self._requests: dict[str, _Tracked] = {}
         self._blends: list[BlendTask] = []
@@ -109,6 +151,8 @@ class RequestPlanner:
         """Plan the request's reuse; nothing that goes wrong here may fail it."""
         params = dict((request.kv_transfer_params or {}).get(PARAMS_KEY) or {})
         capture = params.pop(CAPTURE_KEY, None)
+        near = params.pop(NEAR_IMAGES_KEY, {})
+        store_images = bool(params.pop(STORE_IMAGES_KEY, False))
         if not self._request_namespace:
             params.pop("namespace", None)
             capture = None
@@ -129,6 +173,8 @@ class RequestPlanner:
             capture=capture,
         )
         self._requests[request.request_id] = tracked
+        if options.enabled and request.mm_features:
+            self._see_images(tracked, near, store=store_images)
         skip = skip or self._obstacle(request, options, capture)
         if skip is None:
             self._plan(tracked, options)
@@ -137,6 +183,23 @@ class RequestPlanner:
         if capture is not None and capture.get("in_passing") and (skip or tracked.plan):
             tracked.capture = None  # what is computed behind reused KV is not the prompt's own
         self._rewrite_hashes(tracked)
+
+    def _see_images(self, tracked: _Tracked, near: Mapping[str, str], *, store: bool) -> None:
+        """Note a request's images, and name them so that their features may be loaded and saved.
+
+        Args:
+            near: the keys of images that are taken for another one, and of that one.
+            store: whether features that are computed are saved.
+        """
+        for feature in tracked.request.mm_features:
+            ref = parse_identifier(feature.identifier)  # of a copy, for another answer to it
+            key = image_key(feature.identifier) if ref is None else ref.key
+            donor = near.get(key) if self._fusion else None
+            if donor is not None and tracked.first_near is None:
+                tracked.first_near = feature.mm_position.offset
+            tracked.images.append(rows_of(donor or key, feature.mm_position))
+            if self._fusion:
+                feature.identifier = state_identifier(tracked.namespace, key, donor, save=store)
 
     def _obstacle(
         self, request: Request, options: ReuseOptions, capture: Mapping[str, Any] | None
@@ -152,8 +215,8 @@ class RequestPlanner:
             return f"the store cannot be used: {self._store_fault}"
         if request.prompt_token_ids is None or request.prompt_embeds is not None:
             return "the prompt is not made of tokens"
-        if request.mm_features:
-            return "the prompt holds images, audio or video"
+        if request.mm_features and self._image_obstacle is not None:
+            return f"the prompt holds images, and {self._image_obstacle}"
         if request.lora_request is not None:
             return "the request uses a LoRA adapter"
         if request.skip_reading_prefix_cache:
@@ -163,11 +226,12 @@ class RequestPlanner:
     def _plan(self, tracked: _Tracked, options: ReuseOptions) -> None:
         assert self._catalogue is not None
         began = time.perf_counter()
-        prompt = token_array(tracked.request.prompt_token_ids)
         reason: str | None = "no stored chunk was found in the prompt"
         try:
+            prompt = tracked.tokens()
             spans = self._catalogue.match(options.namespace, prompt)
-            tracked.plan = make_plan(spans, len(prompt), options)
+            end = first_to_compute(spans, tracked.images)
+            tracked.plan = make_plan(spans, len(prompt), options, end)
         except StoreError as error:
             reason = f"the store's index cannot be read: {error}"
         except Exception as error:
@@ -188,6 +252,9 @@ class RequestPlanner:
         hashes = tracked.request.block_hashes
         if tracked.namespace != DEFAULT_NAMESPACE:
             _salt(hashes, 0, b"namespace:" + tracked.namespace.encode())
+        if tracked.first_near is not None:
+            taken_for = "".join(image.key for image in tracked.images)
+            _salt(hashes, tracked.first_near // self._block_size, b"near:" + taken_for.encode())
         if tracked.plan is not None and (first := tracked.plan.first_inexact) is not None:
             _salt(hashes, first // self._block_size, b"plan:" + tracked.plan.digest())
 
@@ -270,7 +337,7 @@ class RequestPlanner:
             chunk_id=capture["id"],
             namespace=tracked.namespace,
             kind=capture["kind"],
-            tokens=list(request.prompt_token_ids),
+            tokens=tracked.tokens().tolist(),
             context=context,
             slots=slots + positions % self._block_size,
             start=begin,
@@ -316,7 +383,11 @@ class RequestPlanner:
             self._ended.append(request.request_id)
         # An aborted request may have blends that no step will run.
         self._blends = [task for task in self._blends if task.request_id != request.request_id]
-        return replace(tracked.report, preemptions=request.num_preemptions)
+        report = replace(tracked.report, preemptions=request.num_preemptions)
+        fusion = take_fusion_report(request.request_id)
+        return report if fusion is None else report.with_images(
+            fusion.loaded, fusion.computed, fusion.mapped, fusion.reason
+        )
 
 
 def _salt(hashes: list[Any], first: int, salt: bytes) -> None:

@@ -33,6 +33,13 @@ With `in_passing` it is a caller's request, which is served with reuse where tha
 not captured. Without, it is there for the capture alone.
 """
 
+NEAR_IMAGES_KEY = "near_images"
+"""In our params: images, by key, that are taken for a stored one, whose key it gives."""
+
+STORE_IMAGES_KEY = "store_images"
+"""In our params: whether the features of this request's images are stored. Only the engine's own
+process sets it, as it does with `near_images`."""
+
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):

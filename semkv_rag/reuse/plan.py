@@ -90,15 +90,18 @@ class ReusePlan:
         return blake3(repr(parts).encode()).digest()
 
 
-def make_plan(spans: Sequence[Span], prompt_tokens: int, options: ReuseOptions) -> ReusePlan | None:
+def make_plan(
+    spans: Sequence[Span], prompt_tokens: int, options: ReuseOptions, end: int | None = None
+) -> ReusePlan | None:
     """The plan that reuses `spans` in a prompt, or None when it would reuse nothing.
 
     Args:
         spans: as `ChunkIndex.match` returns them: in prompt order, not overlapping.
         prompt_tokens: tokens of the whole prompt. Its last one is always left to vLLM.
         options: the request's options.
+        end: nothing is reused from this token on.
     """
-    limit = prompt_tokens - 1
+    limit = prompt_tokens - 1 if end is None else min(end, prompt_tokens - 1)
     kept: list[Span] = []
     for span in spans:
         length = min(span.length, limit - span.dst)

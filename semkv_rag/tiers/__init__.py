@@ -7,7 +7,7 @@ where resemblance is not enough. Usable without vLLM; the encoders and FAISS com
 
 from semkv_rag.tiers.cascade import Cascade
 from semkv_rag.tiers.encoders import CallableEncoder, Encoder, PerceptualHash, SentenceEncoder
-from semkv_rag.tiers.lookup import Candidate, Explanation, Lookup, log_line
+from semkv_rag.tiers.lookup import Candidate, Explanation, Lookup
 from semkv_rag.tiers.normalise import Normalisation
 from semkv_rag.tiers.options import TierOptions
 
@@ -22,5 +22,4 @@ __all__ = [
     "PerceptualHash",
     "SentenceEncoder",
     "TierOptions",
-    "log_line",
 ]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from semkv_rag.config import DEFAULT_NAMESPACE, check_namespace
-from semkv_rag.errors import OptionError, SemKVError
+from semkv_rag.errors import SemKVError
 from semkv_rag.reuse import TokenArray, token_array
 from semkv_rag.store import KVStore, PromptRecord, VectorKey
 from semkv_rag.tiers.encoders import Encoder, SentenceEncoder
@@ -61,8 +61,7 @@ class Cascade:
         self._store = store
         self._model = fingerprint
         layers = {SEMANTIC_LAYER: SentenceEncoder()} if encoders is None else encoders
-        if unknown := set(self.options.thresholds) - set(layers):
-            raise OptionError(f"thresholds of {sorted(unknown)}: the layers are {sorted(layers)}")
+        self.options.check_layers(layers)
         self._encoders = {
             VectorKey(layer, encoder.name): encoder for layer, encoder in layers.items()
         }
@@ -100,21 +99,24 @@ class Cascade:
         namespace: str = DEFAULT_NAMESPACE,
         images: Sequence[Image] | None = None,
         *,
+        image_keys: Sequence[str] | None = None,
         source_version: str = "",
     ) -> Lookup:
         """The donor of a prompt, and what to send to the model.
 
         Args:
             text: the prompt's.
-            tokens: the prompt's, [tokens].
+            tokens: the prompt's, [tokens]; those of images as `tell_images_apart` gives them.
             namespace: whose stored prompts may be donors.
-            images: that the prompt holds.
+            images: that the prompt holds, for the encoders of image layers; may be fewer.
+            image_keys: digests of what the prompt's images show, 64 hex digits each; by default those
+                of the pixels of `images`.
             source_version: only prompts stored with the same one may be donors.
 
         Raises:
             OptionError: the namespace cannot be one.
         """
-        asked = self._asked(text, tokens, namespace, images, source_version)
+        asked = self._asked(text, tokens, namespace, images, image_keys, source_version)
         search = Search(self._parts, asked)
         search.run(every_tier=False)
         return search.result()
@@ -126,13 +128,14 @@ class Cascade:
         namespace: str = DEFAULT_NAMESPACE,
         images: Sequence[Image] | None = None,
         *,
+        image_keys: Sequence[str] | None = None,
         source_version: str = "",
     ) -> Explanation:
         """Why a prompt hits or misses: the nearest stored prompts, and what stopped each.
 
         As `lookup`, but every tier is asked.
         """
-        asked = self._asked(text, tokens, namespace, images, source_version)
+        asked = self._asked(text, tokens, namespace, images, image_keys, source_version)
         search = Search(self._parts, asked)
         search.run(every_tier=True)
         found = search.result()
@@ -141,16 +144,11 @@ class Cascade:
     # ---- after a request -------------------------------------------------------------------
 
     def wants(self, lookup: Lookup) -> bool:
-        """Whether the KV of a prompt that was looked up should be stored. Counts what was seen.
-
-        A prompt with images is not: its KV would be found by its tokens, which do not tell images
-        apart.
-        """
+        """Whether the KV of a prompt that was looked up should be stored. Counts what was seen."""
         options, asked = self.options, lookup.asked
-        stored_already = lookup.identical or self._store.read_only
-        if not options.capture or stored_already or asked.images_digest:
+        if not options.capture or lookup.identical or self._store.read_only:
             return False
-        if lookup.tokens is not asked.tokens:
+        if lookup.tokens is not asked.tokens or lookup.near_image is not None:
             return False  # another prompt was answered
         if not 0 < len(asked.tokens) > options.capture_longer_than:
             return False
@@ -170,6 +168,7 @@ class Cascade:
         namespace: str = DEFAULT_NAMESPACE,
         images: Sequence[Image] | None = None,
         *,
+        image_keys: Sequence[str] | None = None,
         source_version: str = "",
         vectors: Mapping[VectorKey, Vectors] | None = None,
     ) -> bool:
@@ -185,7 +184,7 @@ class Cascade:
             OptionError: the namespace cannot be one.
             ValueError: an encoder gave a vector that cannot be compared.
         """
-        asked = self._asked(text, tokens, namespace, images, source_version)
+        asked = self._asked(text, tokens, namespace, images, image_keys, source_version)
         found = dict(vectors or {})
         for key, encoder in self._encoders.items():
             if key not in found and (vector := encode(encoder, asked)) is not None:
@@ -250,6 +249,7 @@ class Cascade:
         tokens: Sequence[int] | TokenArray,
         namespace: str,
         images: Sequence[Image] | None,
+        image_keys: Sequence[str] | None,
         source_version: str,
     ) -> Asked:
         return Asked.of(
@@ -258,6 +258,7 @@ class Cascade:
             token_array(tokens),
             check_namespace(namespace),
             images or (),
+            image_keys,
             source_version,
             self.options.normalisation,
         )

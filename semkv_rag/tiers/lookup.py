@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from semkv_rag.report import Status
 from semkv_rag.reuse import TokenArray, token_array
 from semkv_rag.store import PromptRecord, VectorKey, chunk_id
-from semkv_rag.tiers.normalise import Normalisation, images_digest, prompt_key
+from semkv_rag.tiers.normalise import Normalisation, images_digest, pixels_key, prompt_key
 from semkv_rag.tiers.vectors import Vectors
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ class Asked:
 
     Attributes:
         text, tokens, namespace, images, source_version: as given.
-        images_digest: of the images; empty when there are none.
+        image_count: images of the prompt.
+        images_digest: of the images' keys; empty when there are none.
         key: of the normalised text and the images.
         id: of the chunk that its KV is, by its tokens.
     """
@@ -44,6 +45,7 @@ class Asked:
     namespace: str
     images: Sequence[Image]
     source_version: str
+    image_count: int
     images_digest: str
     key: str
     id: str
@@ -56,14 +58,18 @@ class Asked:
         tokens: TokenArray,
         namespace: str,
         images: Sequence[Image],
+        image_keys: Sequence[str] | None,
         source_version: str,
         normalisation: Normalisation,
     ) -> Asked:
         """With what follows from the prompt."""
-        digest = images_digest(images)
+        if image_keys is None:
+            image_keys = [pixels_key(image) for image in images]
+        digest = images_digest(image_keys)
         key = prompt_key(normalisation(text), digest)
         id_ = chunk_id(model, namespace, _NO_TOKENS, tokens)
-        return cls(text, tokens, namespace, images, source_version, digest, key, id_)
+        count = len(image_keys)
+        return cls(text, tokens, namespace, images, source_version, count, digest, key, id_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,8 @@ class Lookup:
         tokens: what is to be sent to the model, [tokens] int32: the donor's with `substitute`, else
             the prompt's own.
         identical: whether the donor has the prompt's very tokens.
+        near_image: the key of the donor's image, in whose place the prompt's is taken; None when it
+            is not.
         explore: the candidate whose outcome is wanted: the guard will learn from it whether it may
             serve, see `Cascade.record`.
         candidates: all that were looked at, the ones that were stopped included.
@@ -110,39 +118,13 @@ class Lookup:
     served: Candidate | None
     tokens: TokenArray
     identical: bool = False
+    near_image: str | None = None
     explore: Candidate | None = None
     candidates: tuple[Candidate, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
     vectors: Mapping[VectorKey, Vectors] = field(default_factory=dict)
     encode_ms: float = 0.0
     lookup_ms: float = 0.0
-
-
-def log_line(
-    name: str, lookup: Lookup, kv_cache: Status, *, latency_s: float, tokens_reused: int
-) -> str:
-    """One request in one line.
-
-    `[sample_001] hit (text:exact) | latency=0.032s | exact_text=hit, semantic_text=skip,
-    embedding:vision=skip, kv_cache=hit | tokens_reused=128`, where `kv_cache` and the tokens are those
-    of the reuse report: stored KV may be found in a prompt that no tier knows.
-
-    Args:
-        name: of the request.
-    """
-    statuses = {**lookup.statuses, "kv_cache": kv_cache}
-    told = ", ".join(f"{tier}={status}" for tier, status in statuses.items())
-    return (
-        f"[{name}] {_served(lookup, kv_cache)} | latency={latency_s:.3f}s | {told}"
-        f" | tokens_reused={tokens_reused}"
-    )
-
-
-def _served(lookup: Lookup, kv_cache: Status) -> str:
-    if lookup.served is not None:
-        names = {EXACT: "text:exact", SEMANTIC: "text:semantic"}
-        return f"hit ({names.get(lookup.served.tier, lookup.served.tier)})"
-    return "hit (kv_cache)" if kv_cache == "hit" else "miss"
 
 
 @dataclass(frozen=True, slots=True)

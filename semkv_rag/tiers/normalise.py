@@ -42,15 +42,20 @@ class Normalisation:
         return " ".join(text.split()) if self.white_space else text
 
 
-def images_digest(images: Sequence[Image]) -> str:
-    """Digest of the pixels of images, in their order, 64 hex digits; empty for no images."""
-    if not images:
-        return ""
-    digest = blake3()
-    for image in images:
-        digest.update(f"{image.mode} {image.size[0]}x{image.size[1]}\n".encode())
-        digest.update(image.tobytes())
+def pixels_key(image: Image) -> str:
+    """Digest of an image's pixels, 64 hex digits."""
+    digest = blake3(f"{image.mode} {image.size[0]}x{image.size[1]}\n".encode())
+    digest.update(image.tobytes())
     return digest.hexdigest()
+
+
+def images_digest(keys: Sequence[str]) -> str:
+    """Digest of images in their order, 64 hex digits; of one image its key, of none empty.
+
+    Args:
+        keys: of the images, 64 hex digits each.
+    """
+    return keys[0] if len(keys) == 1 else blake3("".join(keys).encode()).hexdigest() if keys else ""
 
 
 def prompt_key(text: str, images: str = "") -> str:

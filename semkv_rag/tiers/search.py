@@ -44,7 +44,8 @@ class Parts:
 def encode(encoder: Encoder, asked: Asked) -> Vectors | None:
     """A prompt's vector, [dim], of length 1, or None when the encoder has nothing to read in it."""
     items: Sequence[object] = [asked.text] if encoder.reads == "text" else asked.images
-    if len(items) != 1:  # of several images it could not be said which is like which
+    # Of several images it could not be said which is like which.
+    if len(items) != 1 or (encoder.reads == "image" and asked.image_count != 1):
         return None
     vector: Vectors = normalised(encoder.encode(items))[0]
     return vector
@@ -86,6 +87,7 @@ class Search:
             served=self._served,
             tokens=self._tokens,
             identical=self._identical,
+            near_image=self._near_image(),
             explore=self._explore,
             candidates=tuple(self._candidates),
             reasons=self._reasons,
@@ -93,6 +95,13 @@ class Search:
             encode_ms=1000 * self._encode_s,
             lookup_ms=1000 * (time.perf_counter() - self._started),
         )
+
+    def _near_image(self) -> str | None:
+        served = self._served
+        if served is None or served.key is None or not self._parts.options.near_images:
+            return None
+        seen = self._parts.encoders[served.key].reads == "image"
+        return served.donor.images if seen and served.donor.images != self._asked.images_digest else None
 
     @property
     def _decided(self) -> bool:
@@ -184,9 +193,10 @@ class Search:
         """Serve a candidate, or explore it.
 
         With `substitute` just one candidate of a request is put before the policy: with more, each
-        would bring its own share of errors.
+        would bring its own share of errors. A prompt with images is always aligned: the donor's
+        tokens are nothing without its images.
         """
-        if self._parts.options.reuse == "aligned":
+        if self._parts.options.reuse == "aligned" or self._asked.image_count:
             self._served = candidate
             return
         assert candidate.key is not None

@@ -19,7 +19,6 @@ from semkv_rag.tiers import (
     Lookup,
     PerceptualHash,
     TierOptions,
-    log_line,
 )
 from semkv_rag.tiers.vectors import Vectors
 from tests.store import made
@@ -377,8 +376,6 @@ def test_what_is_captured(store: KVStore) -> None:
     observe(cascade, store, QUESTION)
     assert not cascade.wants(ask(cascade, QUESTION)), "it is stored"
     assert cascade.wants(ask(cascade, QUESTION.upper())), "its KV is not"
-    pictured = cascade.lookup(OTHER, tokens(OTHER), images=[frame(0)])
-    assert not cascade.wants(pictured), "tokens do not tell images apart"
 
 
 def test_prompts_stay_within_their_bytes(store: KVStore) -> None:
@@ -395,22 +392,6 @@ def test_prompts_stay_within_their_bytes(store: KVStore) -> None:
 
 
 # ---- what is told --------------------------------------------------------------------------
-
-
-def test_the_line_of_a_request(store: KVStore) -> None:
-    cascade = opened(store, None, semantic=WORDS, vision=PerceptualHash())
-    observe(cascade, store, QUESTION)
-    told = log_line("sample_001", ask(cascade, QUESTION), "hit", latency_s=0.0321, tokens_reused=9)
-    assert told == (
-        "[sample_001] hit (text:exact) | latency=0.032s | exact_text=hit, semantic_text=skip,"
-        " embedding:vision=skip, kv_cache=hit | tokens_reused=9"
-    )
-    similar = log_line("b", ask(cascade, PARAPHRASE), "hit", latency_s=1, tokens_reused=3)
-    assert similar.startswith("[b] hit (text:semantic) | latency=1.000s | exact_text=miss, sem")
-    documents = log_line("c", ask(cascade, OTHER), "hit", latency_s=1, tokens_reused=3)
-    assert documents.startswith("[c] hit (kv_cache) |")
-    missed = log_line("d", ask(cascade, OTHER), "miss", latency_s=1, tokens_reused=0)
-    assert missed.startswith("[d] miss |")
 
 
 def test_an_explanation_asks_every_tier(store: KVStore) -> None:

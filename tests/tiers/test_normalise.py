@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from semkv_rag.tiers import Normalisation
-from semkv_rag.tiers.normalise import images_digest, prompt_key
+from semkv_rag.tiers.normalise import images_digest, pixels_key, prompt_key
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,10 @@ def test_each_part_can_be_left_out(one: str, other: str, name: str) -> None:
 def test_keys_tell_texts_and_images_apart() -> None:
     red, blue = (Image.new("RGB", (4, 4), colour) for colour in ("red", "blue"))
     images = [(), (red,), (blue,), (red, blue), (blue, red), (red.convert("L"),)]
-    digests = [images_digest(found) for found in images]
+    digests = [images_digest([pixels_key(image) for image in found]) for found in images]
     assert len(set(digests)) == len(digests)
     assert digests[0] == ""
     keys = {prompt_key(text, digest) for text in ("a", "b") for digest in digests}
     assert len(keys) == 2 * len(digests)
-    assert images_digest([red.copy()]) == digests[1]
+    assert pixels_key(red.copy()) == digests[1], "of one image, its own key"
     assert prompt_key("\ud800"), "as JSON may bring it in"

@@ -1,0 +1,67 @@
+"""Images on their way into vLLM: kept as they are, and named in a prompt's tokens.
+
+vLLM's renderer turns a request's images into tensors and says of each only its hash and where it
+stands. Encoders of the tiers want the images themselves, so they travel beside the rendered prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from vllm.multimodal.inputs import PlaceholderRange
+from vllm.multimodal.media.base import MediaWithBytes
+from vllm.renderers.base import BaseRenderer
+
+from semkv_rag.reuse import ImageRows, image_key
+
+IMAGES_FIELD = "semkv_images"
+"""Of a rendered prompt: its images, when all that is no text in it are images."""
+
+
+def keep_images(renderer: BaseRenderer[Any]) -> None:
+    """Have a renderer put the images of each prompt beside what it makes of them.
+
+    vLLM has no hook there: the images are gone once `_process_multimodal` returns.
+    """
+    process = renderer._process_multimodal_async
+
+    async def keeping(prompt: Any, mm_data: Any, *arguments: Any, **options: Any) -> Any:
+        rendered = await process(prompt, mm_data, *arguments, **options)
+        rendered[IMAGES_FIELD] = _pictures(mm_data)
+        return rendered
+
+    renderer._process_multimodal_async = keeping
+
+
+def rows_of(key: str, position: PlaceholderRange) -> ImageRows:
+    """Where an image of this key stands."""
+    mask = position.is_embed
+    inside = np.arange(position.length) if mask is None else np.flatnonzero(mask.numpy())
+    return ImageRows(key, position.offset + inside.astype(np.int64))
+
+
+def images_of(rendered: Mapping[str, Any]) -> list[ImageRows]:
+    """The images of a rendered prompt, in its order; anything else that is no text counts as one."""
+    if rendered["type"] != "multimodal":
+        return []
+    hashes, places = rendered["mm_hashes"], rendered["mm_placeholders"]
+    found = [
+        (place.offset, rows_of(image_key(identifier), place))
+        for kind in hashes
+        for identifier, place in zip(hashes[kind], places[kind], strict=True)
+    ]
+    return [image for _, image in sorted(found, key=itemgetter(0))]
+
+
+def _pictures(mm_data: Mapping[str, Any]) -> list[Image.Image]:
+    """The images of a request; none when it holds anything that is no image."""
+    given = mm_data.get("image")
+    items: Iterable[Any] = given if isinstance(given, list | tuple) else [given]
+    pictures = [item.media if isinstance(item, MediaWithBytes) else item for item in items]
+    if set(mm_data) != {"image"} or not all(isinstance(one, Image.Image) for one in pictures):
+        return []
+    return pictures

@@ -1,0 +1,72 @@
+"""Images in a prompt's tokens: which are told apart, and how far a prompt with them is blended.
+
+In a prompt's tokens an image is the same placeholder again and again, whatever it shows. For matching,
+each placeholder that stands for an embedding is replaced by a negative number drawn from the image's
+key: equal numbers then mean the same row of the same image, and an image's KV is found like any
+other's. These numbers are never sent to the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from semkv_rag.reuse.plan import Span
+from semkv_rag.reuse.tokens import TokenArray
+
+
+def image_key(identifier: str) -> str:
+    """The key of an image, 64 hex digits.
+
+    Args:
+        identifier: what tells its content; any text, a client's too.
+    """
+    return blake3(identifier.encode(errors="surrogatepass")).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageRows:
+    """An image, or another item that is no text, in a prompt.
+
+    Attributes:
+        key: from `image_key`.
+        positions: of the tokens that stand for its embeddings, [rows], ascending.
+    """
+
+    key: str
+    positions: NDArray[np.int64]
+
+
+def tell_images_apart(tokens: TokenArray, images: Sequence[ImageRows]) -> TokenArray:
+    """`tokens` with each image's placeholders replaced by numbers below 0 of its own, [tokens]."""
+    if not images:
+        return tokens
+    told = tokens.copy()
+    for image in images:
+        rows = len(image.positions)
+        numbers = np.frombuffer(blake3(image.key.encode()).digest(length=4 * rows), "<u4")
+        told[image.positions] = -1 - (numbers & 0x7FFFFFFF).astype(np.int64)
+    return told
+
+
+def first_to_compute(spans: Sequence[Span], images: Sequence[ImageRows]) -> int | None:
+    """The first image row that no exact span covers; None when there is none.
+
+    A blend embeds tokens and no images: it ends here, and vLLM goes on with the images' features.
+
+    Args:
+        spans: in prompt order.
+        images: in prompt order.
+    """
+    exact = [span for span in spans if span.exact]
+    for image in images:
+        covered = np.zeros(len(image.positions), dtype=bool)
+        for span in exact:
+            covered |= (image.positions >= span.dst) & (image.positions < span.end)
+        if not covered.all():
+            return int(image.positions[np.argmin(covered)])
+    return None
