@@ -204,6 +204,33 @@ class Cascade:
             self._store.evict(self.options.capture_bytes, namespace, "prompt")
         return stored
 
+    def knows(
+        self,
+        text: str,
+        tokens: Sequence[int] | TokenArray,
+        namespace: str = DEFAULT_NAMESPACE,
+        *,
+        source_version: str = "",
+    ) -> bool:
+        """Whether a prompt without images is a donor just as `observe` would make it one.
+
+        Raises:
+            StoreError: the store cannot be read.
+            OptionError: the namespace cannot be one.
+        """
+        asked = self._asked(text, tokens, namespace, None, None, source_version)
+        prompts = self._store.prompts
+        known = prompts.get(self._model, namespace, [asked.id]).get(asked.id)
+        return (
+            known is not None
+            and (known.key, known.source_version) == (asked.key, source_version)
+            and all(
+                prompts.vectors(self._model, namespace, key, [asked.id])
+                for key, encoder in self._encoders.items()
+                if encoder.reads == "text"
+            )
+        )
+
     def record(self, lookup: Lookup, *, correct: bool) -> bool:
         """Tell the guard what came of an explored request; False when nothing was explored.
 
