@@ -25,11 +25,10 @@ from collections.abc import (
 )
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError
@@ -56,6 +55,9 @@ from semkv_rag.tiers import Cascade, Encoder, TierOptions
 
 T = TypeVar("T")
 
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+"""Text, tokens, or vLLM's dictionary of a prompt, such as `{"prompt": …, "multi_modal_data": …}`."""
+
 
 class Engine:
     """A model in vLLM, with a store of precomputed KV.
@@ -67,8 +69,8 @@ class Engine:
         reuse: the options of requests that bring none.
         chat_args: options of vLLM's chat, named as on its command line with `_` for `-`, such as
             `{"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}`.
-        tiers: how whole prompts that resemble an earlier one are found and stored, for `generate`
-            and its kin; None for not at all. Needs a store and the extra `tiers`.
+        tiers: how whole prompts that resemble an earlier one are found and stored; None for not at
+            all. Needs a store and the extra `tiers`.
         encoders: of the tiers, by layer; see `semkv_rag.tiers.Cascade`.
         store_retrieved: of the texts of one `hint`, how many are stored at most that hold no stored
             chunk yet; 0 stores none.
@@ -138,7 +140,6 @@ class Engine:
         self._llm: ReportingLLM | None = None
         self._capturer: LLMCapturer | None = None
         self._hints: Hints | None = None
-        self._tiering: Tiering | None = None
         self._service: ChatService | None = None
         self._service_lock = asyncio.Lock()
         try:
@@ -173,7 +174,7 @@ class Engine:
                 except BaseException:
                     self.close()
                     raise
-                self._tiering = Tiering(cascade, self._capturer, self._llm)
+                self._llm.tiering = Tiering(cascade, self._capturer, self._llm)
         # At exit the engine process must end before the interpreter takes our thread away.
         reference = weakref.ref(self)
         self._at_exit: Callable[[], None] = lambda: _close(reference)
@@ -183,7 +184,7 @@ class Engine:
 
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         *,
         sampling: Mapping[str, Any] | None = None,
         reuse: ReuseOptions | None = None,
@@ -191,7 +192,7 @@ class Engine:
         """Answer a prompt.
 
         Args:
-            prompt: text, or tokens.
+            prompt: text, tokens, or vLLM's dictionary of a prompt, for one with images.
             sampling: fields of vLLM's `SamplingParams`, such as `temperature` or `max_tokens`.
             reuse: this request's options instead of the engine's.
 
@@ -203,7 +204,7 @@ class Engine:
 
     def generate_many(
         self,
-        prompts: Iterable[str | Sequence[int]],
+        prompts: Iterable[Prompt],
         *,
         sampling: Mapping[str, Any] | None = None,
         reuse: ReuseOptions | None = None,
@@ -219,7 +220,7 @@ class Engine:
 
     async def agenerate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         *,
         sampling: Mapping[str, Any] | None = None,
         reuse: ReuseOptions | None = None,
@@ -230,7 +231,7 @@ class Engine:
 
     def stream(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         *,
         sampling: Mapping[str, Any] | None = None,
         reuse: ReuseOptions | None = None,
@@ -240,7 +241,7 @@ class Engine:
 
     def astream(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         *,
         sampling: Mapping[str, Any] | None = None,
         reuse: ReuseOptions | None = None,
@@ -383,21 +384,33 @@ class Engine:
             raise EngineError("the engine was started without a store: pass store=…")
         return self._capturer.capture(items, in_flight=in_flight)
 
-    def observe(self, prompt: str | Sequence[int], *, namespace: str | None = None) -> None:
+    def observe(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        namespace: str | None = None,
+        source_version: str = "",
+    ) -> None:
         """Prefill a prompt, store its KV and make it a donor of the tiers, ahead of any request.
+
+        Args:
+            prompt: text or tokens; a prompt with images is stored when it is answered.
+            source_version: see `ReuseOptions`.
 
         Raises:
             EngineError: the engine was started without tiers, its model cannot be served with reuse,
                 or the prompt could not be computed or written.
             StoreError: the store cannot be written.
         """
-        if self._tiering is None:
+        tiering = None if self._llm is None else self._llm.tiering
+        if tiering is None:
             raise EngineError(
                 "no tiers: pass store=… and tiers=TierOptions()"
                 if self.gate.servable
                 else f"this model cannot be served with reuse: {self.gate.reason}"
             )
-        self._tiering.observe(prompt, self.reuse.namespace if namespace is None else namespace)
+        where = self.reuse.namespace if namespace is None else namespace
+        tiering.observe(prompt, where, source_version)
 
     # ---- the loop --------------------------------------------------------------------------
 
@@ -425,39 +438,28 @@ class Engine:
         except (TypeError, ValueError, VLLMClientError) as error:
             raise OptionError(f"vLLM does not take these sampling parameters: {error}") from error
 
-    async def _answer(self, prompt: str | Sequence[int], params: SamplingParams) -> Completion:
+    async def _answer(self, prompt: Prompt, params: SamplingParams) -> Completion:
         return join([part async for part in self._parts(prompt, params)])
 
-    async def _parts(
-        self, prompt: str | Sequence[int], params: SamplingParams
-    ) -> AsyncIterator[Completion]:
+    async def _parts(self, prompt: Prompt, params: SamplingParams) -> AsyncIterator[Completion]:
         if self._llm is None:
             raise EngineError("the engine is closed")
         request_id = f"semkv-{next(self._ids)}"
         began = time.perf_counter()
         ttft_ms = 0.0
-        tiered = None if self._tiering is None else await self._tiering.begin(prompt, params)
-        if tiered is not None:
-            prompt, params = tiered.tokens, tiered.params
-        given: Any = prompt if isinstance(prompt, str) else {"prompt_token_ids": list(prompt)}
-        report: ReuseReport | None = None
+        given: Any = prompt
+        if not isinstance(prompt, str | Mapping):
+            given = {"prompt_token_ids": list(prompt)}
         try:
-            async for output in self._llm.generate(given, params, request_id):
+            rendered = await self._llm.render(given)
+            async for output in self._llm.generate(rendered, params, request_id):
                 latency_ms = (time.perf_counter() - began) * 1000
                 ttft_ms = ttft_ms or latency_ms
-                part = self._part(output, ttft_ms, latency_ms)
-                if tiered is not None:
-                    part = replace(part, report=tiered.told(part.report))
-                if part.finish_reason is not None:
-                    report = part.report
-                yield part
+                yield self._part(output, ttft_ms, latency_ms)
         except EngineDeadError as error:
             raise EngineError(f"vLLM's engine stopped: {error}") from error
         except (ValueError, VLLMClientError) as error:
             raise OptionError(f"vLLM does not take this request: {error}") from error
-        finally:
-            if tiered is not None and self._tiering is not None:
-                self._tiering.end(tiered, request_id, report, time.perf_counter() - began)
 
     def _part(self, output: Any, ttft_ms: float, latency_ms: float) -> Completion:
         answer = output.outputs[0]
@@ -512,8 +514,8 @@ class Engine:
             atexit.unregister(handler)
         if self._hints is not None:
             self._hints.close()
-        if self._tiering is not None:
-            self._tiering.close()
+        if self._llm is not None and self._llm.tiering is not None:
+            self._llm.tiering.close()
         if self._loop.is_running():
             if self._llm is not None:
                 self._call(self._shutdown())

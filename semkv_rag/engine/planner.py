@@ -385,8 +385,10 @@ class RequestPlanner:
         self._blends = [task for task in self._blends if task.request_id != request.request_id]
         report = replace(tracked.report, preemptions=request.num_preemptions)
         fusion = take_fusion_report(request.request_id)
-        return report if fusion is None else report.with_images(
-            fusion.loaded, fusion.computed, fusion.mapped, fusion.reason
+        return (
+            report
+            if fusion is None
+            else report.with_images(fusion.loaded, fusion.computed, fusion.mapped, fusion.reason)
         )
 
 

@@ -1,14 +1,25 @@
-"""vLLM's engine client, which keeps what its OpenAI layer leaves out of a streamed answer."""
+"""vLLM's engine client, with the tiers around it.
+
+It keeps what vLLM's OpenAI layer leaves out of a streamed answer.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm import RequestOutput
+from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.v1.engine.async_llm import AsyncLLM
+
+from semkv_rag.engine.images import keep_images
+from semkv_rag.engine.transfer import PARAMS_KEY
+from semkv_rag.report import ReuseReport
+
+if TYPE_CHECKING:
+    from semkv_rag.engine.tiering import Tiering
 
 REPORTS_KEPT = 10_000
 CAPTURE_PREFIX = "semkv-capture-"
@@ -16,30 +27,57 @@ CAPTURE_PREFIX = "semkv-capture-"
 
 
 class ReportingLLM(AsyncLLM):
-    """Keeps each OpenAI answer's report until it is asked for, and knows whether requests are under way.
+    """Looks requests up in the tiers, keeps each OpenAI answer's report until it is asked for, and knows
+    whether requests are under way.
 
     Attributes:
         active: requests under way, captures not counted.
         quiet_since: when the last of them ended, in seconds of `time.monotonic`.
+        tiering: the tiers over whole prompts, or None.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.active = 0
         self.quiet_since = time.monotonic()
+        self.tiering: Tiering | None = None
         self._reports: OrderedDict[str, dict[str, Any]] = OrderedDict()
         super().__init__(*args, **kwargs)
+        keep_images(self.renderer)
+
+    async def render(self, prompt: Any) -> Any:
+        """A prompt as vLLM's OpenAI layer passes it on: tokens, with images as tensors.
+
+        Args:
+            prompt: text, tokens, or vLLM's dictionary of a prompt.
+        """
+        parsed = parse_model_prompt(self.model_config, prompt)
+        (rendered,) = await self.renderer.render_cmpl_async([parsed])
+        return rendered
 
     async def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         counted = not request_id.startswith(CAPTURE_PREFIX)
         self.active += counted
+        began = time.perf_counter()
+        tiering = self.tiering if counted else None
+        tiered = None
+        report: ReuseReport | None = None
         try:
+            if tiering is not None:
+                tiered = await tiering.begin(prompt, sampling_params)
+            if tiered is not None:
+                prompt, sampling_params = tiered.prompt, tiered.params
             async for output in super().generate(prompt, sampling_params, request_id, **options):
-                if output.kv_transfer_params is not None:
-                    self._keep(request_id, output.kv_transfer_params)
+                if (params := output.kv_transfer_params) is not None:
+                    if tiered is not None and PARAMS_KEY in params:
+                        report = tiered.told(ReuseReport.from_mapping(params[PARAMS_KEY]))
+                        params[PARAMS_KEY] = report.to_mapping()
+                    self._keep(request_id, params)
                 yield output
         finally:
+            if tiering is not None and tiered is not None:
+                tiering.end(tiered, request_id, report, time.perf_counter() - began)
             if counted:
                 self.active -= 1
                 self.quiet_since = time.monotonic()

@@ -1,9 +1,10 @@
 """The tiers around a request: the look-up before it, the capture of its own prefill behind it.
 
-Lives in the client's process. A request that the tiers miss carries the wish that its prompt's KV be
-kept while vLLM computes it anyway; a thread waits for the file, promises it to the store, and makes the
-prompt a donor. Where part of the prompt came out of vLLM's prefix cache, that KV was not seen: such a
-prompt is prefilled once more, when no request is under way.
+Lives in the client's process, around `ReportingLLM.generate`: whatever asks the engine is looked up. A
+request that the tiers miss carries the wish that its prompt's KV be kept while vLLM computes it anyway;
+a thread waits for the file, promises it to the store, and makes the prompt a donor. Where part of the
+prompt came out of vLLM's prefix cache, that KV was not seen: such a prompt is prefilled once more, when
+no request is under way; one with images is not, since its images are gone by then.
 """
 
 from __future__ import annotations
@@ -18,14 +19,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from vllm.inputs.engine import tokens_input
+
+from semkv_rag.config import DEFAULT_NAMESPACE
 from semkv_rag.corpus.capture import CaptureItem
 from semkv_rag.corpus.split import tokenize
-from semkv_rag.engine.transfer import CAPTURE_KEY, PARAMS_KEY, TRANSFER_FIELD
+from semkv_rag.engine.images import IMAGES_FIELD, images_of
+from semkv_rag.engine.transfer import (
+    CAPTURE_KEY,
+    NEAR_IMAGES_KEY,
+    PARAMS_KEY,
+    STORE_IMAGES_KEY,
+    TRANSFER_FIELD,
+)
 from semkv_rag.errors import EngineError, SemKVError
-from semkv_rag.report import ReuseReport
-from semkv_rag.reuse import token_array
+from semkv_rag.report import ReuseReport, log_line
+from semkv_rag.reuse import tell_images_apart, token_array
 from semkv_rag.store import ChunkKey
-from semkv_rag.tiers import Cascade, Lookup, log_line
+from semkv_rag.tiers import Cascade, Lookup
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -47,13 +58,13 @@ class TieredRequest:
     """A request that was looked up.
 
     Attributes:
-        tokens: what is sent to the model.
-        params: with the wish to be captured, where there is one.
+        prompt: what is sent to the model, rendered.
+        params: with our wishes.
         lookup: what the tiers say.
         ticket: of its capture, or None.
     """
 
-    tokens: list[int]
+    prompt: Any
     params: SamplingParams
     lookup: Lookup
     ticket: int | None
@@ -63,7 +74,7 @@ class TieredRequest:
         served = self.lookup.served
         return replace(
             report,
-            tiers=dict(self.lookup.statuses),
+            tiers={**self.lookup.statuses, **report.tiers},
             served_by=None if served is None else served.tier,
             donor=None if served is None else served.donor.id,
             similarity=None if served is None else round(served.similarity, 4),
@@ -92,23 +103,53 @@ class Tiering:
 
     # ---- in the engine's loop ----------------------------------------------------------------
 
-    async def begin(
-        self, prompt: str | Sequence[int], params: SamplingParams
-    ) -> TieredRequest | None:
-        """Look a request up; None for one that wants no reuse."""
+    async def begin(self, prompt: Any, params: SamplingParams) -> TieredRequest | None:
+        """Look a request up; None for one that wants no reuse, or cannot be looked up.
+
+        Args:
+            prompt: as vLLM's renderer gives it.
+        """
+        try:
+            return await self._begin(prompt, params)
+        except Exception:
+            logger.exception("The tiers failed; the request is answered without them")
+            return None
+
+    async def _begin(self, prompt: Any, params: SamplingParams) -> TieredRequest | None:
+        if not isinstance(prompt, dict) or prompt.get("type") not in ("token", "multimodal"):
+            return None
         extra = dict(params.extra_args or {})
         transfer = dict(extra.get(TRANSFER_FIELD) or {})
         wishes = dict(transfer.get(PARAMS_KEY) or {})
         if not wishes.get("enabled", True):
             return None
-        text, tokens = self._both(prompt)
-        lookup = await asyncio.to_thread(self.cascade.lookup, text, tokens, wishes["namespace"])
+        lookup = await asyncio.to_thread(self._look_up, prompt, wishes)
+        if lookup.tokens is not lookup.asked.tokens:
+            prompt = tokens_input(lookup.tokens.tolist(), cache_salt=prompt.get("cache_salt"))
         ticket = None
-        if await asyncio.to_thread(self.cascade.wants, lookup):
+        wanted = params.n == 1 and await asyncio.to_thread(self.cascade.wants, lookup)
+        if wanted:
             ticket, wishes[CAPTURE_KEY] = self._capturer.in_passing(self._item(lookup))
+        if lookup.asked.image_keys and self.cascade.options.capture:
+            wishes[STORE_IMAGES_KEY] = True
+        if lookup.near_image is not None:
+            wishes[NEAR_IMAGES_KEY] = {lookup.asked.images_digest: lookup.near_image}
         params = params.clone()
         params.extra_args = {**extra, TRANSFER_FIELD: {**transfer, PARAMS_KEY: wishes}}
-        return TieredRequest(lookup.tokens.tolist(), params, lookup, ticket)
+        return TieredRequest(prompt, params, lookup, ticket)
+
+    def _look_up(self, prompt: dict[str, Any], wishes: dict[str, Any]) -> Lookup:
+        images = images_of(prompt)
+        tokens = token_array(prompt["prompt_token_ids"])
+        text = prompt.get("prompt") or self._capturer.tokenizer.decode(tokens.tolist())
+        return self.cascade.lookup(
+            text,
+            tell_images_apart(tokens, images),
+            wishes.get("namespace", DEFAULT_NAMESPACE),
+            prompt.get(IMAGES_FIELD),
+            image_keys=[image.key for image in images],
+            source_version=wishes.get("source_version", ""),
+        )
 
     def end(
         self, request: TieredRequest, request_id: str, report: ReuseReport | None, latency_s: float
@@ -119,15 +160,7 @@ class Tiering:
             report: None when it ended before its answer did.
         """
         if report is not None and logger.isEnabledFor(logging.INFO):
-            reused = report.exact_tokens + report.reused_tokens
-            told = log_line(
-                request_id,
-                request.lookup,
-                report.kv_cache,
-                latency_s=latency_s,
-                tokens_reused=reused,
-            )
-            logger.info("%s", told)
+            logger.info("%s", log_line(request_id, report, latency_s=latency_s))
         if request.ticket is None:
             return
         if report is None or report.kv_cache == "hit":
@@ -138,15 +171,22 @@ class Tiering:
 
     # ---- for callers ---------------------------------------------------------------------------
 
-    def observe(self, prompt: str | Sequence[int], namespace: str) -> None:
+    def observe(
+        self, prompt: str | Sequence[int], namespace: str, source_version: str = ""
+    ) -> None:
         """Prefill a prompt, store its KV, and make it a donor.
 
         Raises:
             EngineError: it could not be computed or written.
             StoreError: the store cannot be written.
         """
-        text, tokens = self._both(prompt)
-        self._compute(self.cascade.lookup(text, tokens, namespace))
+        tokenizer = self._capturer.tokenizer
+        if isinstance(prompt, str):
+            text, tokens = prompt, tokenize(tokenizer, prompt, special=True)
+        else:
+            tokens = token_array(prompt)
+            text = tokenizer.decode(tokens.tolist())
+        self._compute(self.cascade.lookup(text, tokens, namespace, source_version=source_version))
 
     def settle(self, timeout_s: float = 60.0) -> None:
         """Wait until the captures of requests that have ended are stored."""
@@ -189,7 +229,8 @@ class Tiering:
     def _store(self, lookup: Lookup, ticket: int) -> None:
         result = self._capturer.wait_for(ticket)
         if result is None or result.incomplete:
-            self._again.append(lookup)
+            if not lookup.asked.image_keys:
+                self._again.append(lookup)
         elif result.error is not None:
             raise EngineError(result.error)
         else:
@@ -219,17 +260,17 @@ class Tiering:
         asked = lookup.asked
         key = ChunkKey(asked.id, self._capturer.fingerprint, asked.namespace)
         self._capturer.store.add([key])
-        self.cascade.observe(asked.text, asked.tokens, asked.namespace, vectors=lookup.vectors)
+        self.cascade.observe(
+            asked.text,
+            asked.tokens,
+            asked.namespace,
+            asked.images,
+            image_keys=asked.image_keys,
+            source_version=asked.source_version,
+            vectors=lookup.vectors,
+        )
 
     # --------------------------------------------------------------------------------------------
-
-    def _both(self, prompt: str | Sequence[int]) -> tuple[str, Any]:
-        """A prompt's text and its tokens, [tokens]."""
-        tokenizer = self._capturer.tokenizer
-        if isinstance(prompt, str):
-            return prompt, tokenize(tokenizer, prompt, special=True)
-        tokens = token_array(prompt)
-        return tokenizer.decode(tokens.tolist()), tokens
 
     def _item(self, lookup: Lookup) -> CaptureItem:
         asked = lookup.asked

@@ -34,7 +34,7 @@ class Asked:
 
     Attributes:
         text, tokens, namespace, images, source_version: as given.
-        image_count: images of the prompt.
+        image_keys: of all the prompt's images.
         images_digest: of the images' keys; empty when there are none.
         key: of the normalised text and the images.
         id: of the chunk that its KV is, by its tokens.
@@ -45,7 +45,7 @@ class Asked:
     namespace: str
     images: Sequence[Image]
     source_version: str
-    image_count: int
+    image_keys: Sequence[str]
     images_digest: str
     key: str
     id: str
@@ -68,8 +68,7 @@ class Asked:
         digest = images_digest(image_keys)
         key = prompt_key(normalisation(text), digest)
         id_ = chunk_id(model, namespace, _NO_TOKENS, tokens)
-        count = len(image_keys)
-        return cls(text, tokens, namespace, images, source_version, count, digest, key, id_)
+        return cls(text, tokens, namespace, images, source_version, image_keys, digest, key, id_)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def encode(encoder: Encoder, asked: Asked) -> Vectors | None:
     """A prompt's vector, [dim], of length 1, or None when the encoder has nothing to read in it."""
     items: Sequence[object] = [asked.text] if encoder.reads == "text" else asked.images
     # Of several images it could not be said which is like which.
-    if len(items) != 1 or (encoder.reads == "image" and asked.image_count != 1):
+    if len(items) != 1 or (encoder.reads == "image" and len(asked.image_keys) != 1):
         return None
     vector: Vectors = normalised(encoder.encode(items))[0]
     return vector
@@ -101,7 +101,11 @@ class Search:
         if served is None or served.key is None or not self._parts.options.near_images:
             return None
         seen = self._parts.encoders[served.key].reads == "image"
-        return served.donor.images if seen and served.donor.images != self._asked.images_digest else None
+        return (
+            served.donor.images
+            if seen and served.donor.images != self._asked.images_digest
+            else None
+        )
 
     @property
     def _decided(self) -> bool:
@@ -196,7 +200,7 @@ class Search:
         would bring its own share of errors. A prompt with images is always aligned: the donor's
         tokens are nothing without its images.
         """
-        if self._parts.options.reuse == "aligned" or self._asked.image_count:
+        if self._parts.options.reuse == "aligned" or self._asked.image_keys:
             self._served = candidate
             return
         assert candidate.key is not None

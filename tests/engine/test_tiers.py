@@ -31,10 +31,11 @@ def tiering(engine: Engine) -> Iterator[Tiering]:
     cascade = Cascade(
         engine.store, engine.fingerprint, TierOptions(threshold=0.5), {"semantic": WORDS}
     )
-    engine._tiering = Tiering(cascade, engine._capturer, engine._llm)
-    yield engine._tiering
-    engine._tiering.close()
-    engine._tiering = None
+    tiering = Tiering(cascade, engine._capturer, engine._llm)
+    engine._llm.tiering = tiering
+    yield tiering
+    engine._llm.tiering = None
+    tiering.close()
 
 
 def stored(engine: Engine, namespace: str) -> int:
