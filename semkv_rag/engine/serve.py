@@ -30,8 +30,10 @@ from semkv_rag.engine.model_view import config_obstacle
 from semkv_rag.engine.reporting import ReportingLLM
 from semkv_rag.engine.routes import Routes
 from semkv_rag.engine.tenants import Tenancy, TenantMiddleware
+from semkv_rag.engine.tiering import Tiering
 from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.store import KVStore
+from semkv_rag.tiers import Cascade, Encoder, TierOptions
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,8 @@ def serve(
     api_key_namespaces: Mapping[str, str] | None,
     trust_request_namespace: bool,
     vllm_args: Sequence[str],
+    tiers: TierOptions | None = None,
+    encoders: Mapping[str, Encoder] | None = None,
 ) -> int:
     """Serve a model until it is interrupted; the process's exit code.
 
@@ -59,10 +63,14 @@ def serve(
         api_key_namespaces: API keys and the namespace of each; only these keys are let in then.
         trust_request_namespace: whether a request may name its namespace itself.
         vllm_args: options of vLLM's server, as on its command line.
+        tiers: how whole prompts that resemble an earlier one are found and stored; None for not at
+            all.
+        encoders: of the tiers, by layer; see `semkv_rag.tiers.Cascade`.
 
     Raises:
         OptionError: an option cannot be used.
         EngineError: vLLM does not accept the model.
+        MissingExtraError: what the tiers need is not installed.
     """
     keys = dict(api_key_namespaces or {})
     tenancy = Tenancy.of_keys(namespace, keys, trust_request=trust_request_namespace, reuse=reuse)
@@ -78,13 +86,22 @@ def serve(
     obstacle = _obstacle(plain)
     args = plain if obstacle is not None else _parse([*arguments, *connected])
     shelf = KVStore(store, index_url=index_url)
+    _log_as_vllm_does()
     try:
-        asyncio.run(_run(args, tenancy, shelf, obstacle))
+        asyncio.run(_run(args, tenancy, shelf, obstacle, tiers, encoders))
     except KeyboardInterrupt:
         return 130
     finally:
         shelf.close()
     return 0
+
+
+def _log_as_vllm_does() -> None:
+    """Our lines among vLLM's: what the tiers say of each request is one of level INFO."""
+    own = logging.getLogger("semkv_rag")
+    own.handlers = list(logging.getLogger("vllm").handlers)
+    own.setLevel(logging.INFO)
+    own.propagate = False
 
 
 def _parse(arguments: Sequence[str]) -> Namespace:
@@ -108,7 +125,14 @@ def _obstacle(args: Namespace) -> str | None:
     return obstacle
 
 
-async def _run(args: Namespace, tenancy: Tenancy, store: KVStore, obstacle: str | None) -> None:
+async def _run(
+    args: Namespace,
+    tenancy: Tenancy,
+    store: KVStore,
+    obstacle: str | None,
+    tiers: TierOptions | None,
+    encoders: Mapping[str, Encoder] | None,
+) -> None:
     engine_args = AsyncEngineArgs.from_cli_args(args)
     config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
     address, sock = setup_server(args, reuse_port=False)
@@ -120,7 +144,13 @@ async def _run(args: Namespace, tenancy: Tenancy, store: KVStore, obstacle: str 
             disable_log_stats=engine_args.disable_log_stats,
         )
         try:
-            routes = await _routes(llm, args, tenancy, store, obstacle)
+            gate = GateReport(False, obstacle) if obstacle is not None else await ask_gate(llm)
+            capturer = _capturer(llm, args, store, gate)
+            if tiers is not None and gate.servable:
+                cascade = Cascade(store, capturer.fingerprint, tiers, encoders)
+                await asyncio.to_thread(cascade.load)
+                llm.tiering = Tiering(cascade, capturer, llm)
+            routes = _routes(llm, args, tenancy, capturer, gate)
             TenantMiddleware.configure(tenancy, llm.take_report, routes)
             await llm.reset_mm_cache()
             stopped = await build_and_serve(llm, address, sock, args)
@@ -128,27 +158,31 @@ async def _run(args: Namespace, tenancy: Tenancy, store: KVStore, obstacle: str 
                 await stopped
             finally:
                 await asyncio.to_thread(routes.close)
+                if llm.tiering is not None:
+                    await asyncio.to_thread(llm.tiering.close)
         finally:
             llm.shutdown()
     finally:
         sock.close()
 
 
-async def _routes(
-    llm: ReportingLLM, args: Namespace, tenancy: Tenancy, store: KVStore, obstacle: str | None
-) -> Routes:
-    """The server's own routes; completes the arguments of vLLM's chat on the way."""
+def _capturer(llm: ReportingLLM, args: Namespace, store: KVStore, gate: GateReport) -> LLMCapturer:
     config = llm.vllm_config
-    gate = GateReport(False, obstacle) if obstacle is not None else await ask_gate(llm)
-    description = {"model": args.model, "dtype": str(config.model_config.dtype)}
-    capturer = LLMCapturer(
+    return LLMCapturer(
         llm,
         asyncio.get_running_loop(),
         store=store,
         fingerprint=config_fingerprint(config),
-        description=description,
+        description={"model": args.model, "dtype": str(config.model_config.dtype)},
         gate=gate,
     )
+
+
+def _routes(
+    llm: ReportingLLM, args: Namespace, tenancy: Tenancy, capturer: LLMCapturer, gate: GateReport
+) -> Routes:
+    """The server's own routes; completes the arguments of vLLM's chat on the way."""
+    config = llm.vllm_config
     about = {
         "supports_tools": configure_tools(args),
         "supports_images": takes_images(config.model_config),
