@@ -4,6 +4,7 @@ SemKVError
 ├── OptionError          an option or a request asks for something that is not there; says what is
 ├── StoreError           the store cannot do what was asked
 │   ├── ChunkFileError   a chunk file is missing, torn, altered or foreign
+│   ├── StateFileError   the same of an image's state file
 │   └── StoreVersionError  the store was written by a newer version
 ├── CorpusError          a document cannot be read
 ├── EngineError          vLLM could not be started, or stopped
@@ -29,6 +30,10 @@ class StoreError(SemKVError):
 
 class ChunkFileError(StoreError):
     """A chunk file is missing, torn, altered, or belongs to another model."""
+
+
+class StateFileError(StoreError):
+    """A state file is missing, torn, altered, or belongs to another model."""
 
 
 class StoreVersionError(StoreError):

@@ -105,7 +105,7 @@ def info_command(
                 typer.echo(
                     f"  namespace {one.namespace}: {in_words(one.sources, 'source')}, "
                     f"{in_words(one.chunks, 'chunk')}, {in_words(one.tokens, 'token')}, "
-                    f"{size_in_words(one.bytes)}"
+                    f"{in_words(one.states, 'image state')}, {size_in_words(one.bytes)}"
                 )
 
 

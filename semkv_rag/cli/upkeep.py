@@ -79,6 +79,7 @@ def _remove_all(store: KVStore, namespace: str | None, yes: bool, as_json: bool)
         ids[chunk.model, chunk.namespace].append(chunk.id)
     for (model, name), rest in ids.items():
         store.remove(model, name, rest)
+    store.states.remove([state.id for state in store.states.records(namespace=namespace)])
     _report(len(sources), before - _bytes(store, namespace), as_json)
 
 
@@ -123,7 +124,8 @@ def verify_command(
             typer.echo(f"{problem.kind:8}  {problem.path}: {problem.text}")
         found = in_words(len(report.problems), "problem")
         typer.echo(
-            f"{in_words(report.chunks, 'chunk')}, {size_in_words(report.bytes)}: {found}"
+            f"{in_words(report.chunks, 'chunk')}, {in_words(report.states, 'image state')}, "
+            f"{size_in_words(report.bytes)}: {found}"
             + (", repaired" if report.repaired and report.problems else "")
         )
         if report.problems and not report.repaired:

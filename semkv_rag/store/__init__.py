@@ -1,4 +1,4 @@
-"""The KV store: one safetensors file per chunk and rank, and an SQL index over them.
+"""The KV store: one safetensors file per chunk and rank or per image, and an SQL index over them.
 
 Usable without vLLM. `KVStore` is the store, `write_chunk` and `ChunkFile` write and read a chunk's
 file; docs/store.md specifies the files and the tables.
@@ -18,11 +18,14 @@ from semkv_rag.store.records import (
     Problem,
     PromptRecord,
     SourceInfo,
+    StateRecord,
     StoredOutcome,
     VectorChanges,
     VectorKey,
     VerifyReport,
 )
+from semkv_rag.store.state_file import StateFile, state_id
+from semkv_rag.store.states import StoredStates
 
 __all__ = [
     "KINDS",
@@ -38,11 +41,15 @@ __all__ = [
     "Problem",
     "PromptRecord",
     "SourceInfo",
+    "StateFile",
+    "StateRecord",
     "StoredOutcome",
     "StoredPrompts",
+    "StoredStates",
     "VectorChanges",
     "VectorKey",
     "VerifyReport",
     "chunk_id",
+    "state_id",
     "write_chunk",
 ]

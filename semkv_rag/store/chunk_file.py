@@ -2,55 +2,36 @@
 
 `write_chunk` runs once per captured chunk (precompute and capture on the way). `ChunkFile` is opened
 once per chunk and blend, and `layer` called once per layer: both are on the path to the first token.
-
-The reader trusts nothing. Whatever was done to a file, the answer is a `ChunkFileError` in words:
-the header is checked before it is parsed, sizes before memory is taken, and every tensor against its
-checksum before it is handed out. Tensors are read, not mapped: reading from the page cache and
-hashing takes no longer than hashing a map, and a file that is truncated meanwhile is an error here
-and would be a SIGBUS there.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import torch
 from torch import Tensor
-from xxhash import xxh3_64_hexdigest
 
 from semkv_rag.errors import ChunkFileError, StoreError
 from semkv_rag.reuse.tokens import TokenArray, token_array
 from semkv_rag.store.header import (
+    FORMAT,
     KINDS,
-    MAX_HEADER_BYTES,
     ChunkHeader,
-    TensorEntry,
+    check_entries,
     chunk_id,
-    decode,
-    dtype_name,
-    encode,
     header_of,
     layer_names,
-    raw_bytes,
+    metadata_of,
 )
-
-TEMPORARY_SUFFIX = ".tmp"
+from semkv_rag.store.tensor_file import TensorEntry, TensorFile, dtype_name, write_tensors
 
 
 def write_chunk(
     path: str | os.PathLike[str], header: ChunkHeader, layers: Sequence[tuple[Tensor, Tensor]]
 ) -> int:
     """Write a chunk file so that it is there whole or not at all; its size in bytes.
-
-    Written under a temporary name in the same folder, synced, renamed, and the folder synced: once
-    this returns the file survives a power cut. A killed writer leaves at most a temporary file,
-    which `KVStore.verify` takes away. Folders are made as needed.
 
     Args:
         path: where it goes, as `KVStore.path` says; a file there is replaced.
@@ -61,29 +42,10 @@ def write_chunk(
         StoreError: header and tensors do not fit each other.
         OSError: the file could not be written (disk full); nothing of it is left.
     """
-    path = Path(path)
-    tensors = _tensors(header, layers)
-    head = encode(header, tensors)
-    _make_folder(path.parent)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
-    try:
-        with temporary.open("xb") as file:
-            file.write(head)
-            for tensor in tensors.values():
-                file.write(raw_bytes(tensor))
-            file.flush()
-            os.fsync(file.fileno())
-            size = file.tell()
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-    return size
+    return write_tensors(Path(path), FORMAT, metadata_of(header), _tensors(header, layers))
 
 
-class ChunkFile:
+class ChunkFile(TensorFile):
     """A chunk file, open for reading; a context manager. May be used by several threads at once.
 
     Opening reads and checks the header and the tokens, not the KV. A file that is removed or replaced
@@ -104,6 +66,10 @@ class ChunkFile:
         StoreVersionError: a newer version wrote it.
     """
 
+    FORMAT = FORMAT
+
+    header: ChunkHeader
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -111,27 +77,9 @@ class ChunkFile:
         model: str | None,
         chunk_id: str | None = None,
     ) -> None:
-        self.path = Path(path)
-        try:
-            # Looked at before it is opened: opening a pipe would wait for its writer.
-            if not self.path.is_file():
-                what = "is not a file" if self.path.exists() else "is missing"
-                raise ChunkFileError(f"chunk file {self.path.name} {what}")
-            self._file = self.path.open("rb", buffering=0)
-        except OSError as error:
-            raise self._error(f"cannot be opened: {error.strerror}") from error
-        try:
-            self.size_bytes = os.fstat(self._file.fileno()).st_size
-            self._entries: dict[str, TensorEntry] = {}
-            self._data_begin = 0
-            self.header = self._read_header()
-            if model is not None and self.header.model != model:
-                raise self._error(f"was written by another model ({self.header.model[:16]})")
-            if chunk_id is not None and self.header.id != chunk_id:
-                raise self._error(f"holds another chunk ({self.header.id[:16]})")
-        except BaseException:
-            self._file.close()
-            raise
+        self._model = model
+        self._chunk_id = chunk_id
+        super().__init__(path)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V of a layer, each `[tokens, kv_heads, head_dim]` on the CPU, checksums verified.
@@ -146,75 +94,28 @@ class ChunkFile:
         key, value = layer_names(index)
         return self._tensor(key), self._tensor(value)
 
-    def verify(self) -> None:
-        """Read every tensor and compare its checksum.
-
-        Raises:
-            ChunkFileError: one differs.
-        """
-        for index in range(self.header.layers):
-            self.layer(index)
-
-    def close(self) -> None:
-        """Close the file; may be called again."""
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+    def _check_entries(
+        self, metadata: Mapping[str, str], entries: Mapping[str, TensorEntry]
     ) -> None:
-        self.close()
-
-    def _read_header(self) -> ChunkHeader:
-        if self.size_bytes < 8:
-            raise self._error(f"is torn: {self.size_bytes} bytes are less than any header")
-        length = int.from_bytes(self._read_bytes(0, 8), "little")
-        if length > min(MAX_HEADER_BYTES, self.size_bytes - 8):
-            raise self._error(f"is torn or altered: its header would be {length} bytes long")
-        self._data_begin = 8 + length
         try:
-            metadata, self._entries = decode(
-                self._read_bytes(8, length), self.size_bytes - self._data_begin
-            )
-            return header_of(metadata, self._token_array("tokens"), self._token_array("context"))
+            check_entries(metadata, entries)
         except ChunkFileError as error:
-            raise self._error(f"cannot be used: {error}") from error
+            raise self._unusable(str(error)) from error
+
+    def _take_header(self, metadata: Mapping[str, str]) -> None:
+        try:
+            self.header = header_of(
+                metadata, self._token_array("tokens"), self._token_array("context")
+            )
+        except ChunkFileError as error:
+            raise self._unusable(str(error)) from error
+        if self._model is not None and self.header.model != self._model:
+            raise self._error(f"was written by another model ({self.header.model[:16]})")
+        if self._chunk_id is not None and self.header.id != self._chunk_id:
+            raise self._error(f"holds another chunk ({self.header.id[:16]})")
 
     def _token_array(self, name: str) -> TokenArray:
         return token_array(self._tensor(name).numpy())
-
-    def _tensor(self, name: str) -> Tensor:
-        entry = self._entries[name]
-        tensor = torch.empty(entry.shape, dtype=entry.dtype)
-        buffer = raw_bytes(tensor)
-        self._read(self._data_begin + entry.begin, buffer)
-        if xxh3_64_hexdigest(buffer) != entry.checksum:
-            raise self._error(f"was altered: the checksum of {name} differs")
-        return tensor
-
-    def _read_bytes(self, offset: int, count: int) -> bytes:
-        buffer = bytearray(count)
-        self._read(offset, memoryview(buffer))
-        return bytes(buffer)
-
-    def _read(self, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` from `offset`; in one call unless the system hands out less."""
-        try:
-            while buffer:
-                count = os.preadv(self._file.fileno(), [buffer], offset)
-                if count == 0:
-                    raise self._error("is torn: it ends before its header says")
-                buffer, offset = buffer[count:], offset + count
-        except (OSError, ValueError) as error:  # ValueError: it was closed
-            raise self._error(f"cannot be read: {error}") from error
-
-    def _error(self, text: str) -> ChunkFileError:
-        return ChunkFileError(f"chunk file {self.path.name} {text}")
 
 
 def _tensors(header: ChunkHeader, layers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
@@ -239,19 +140,3 @@ def _tensors(header: ChunkHeader, layers: Sequence[tuple[Tensor, Tensor]]) -> di
                 )
             tensors[name] = tensor.detach().cpu().contiguous()
     return tensors
-
-
-def _make_folder(folder: Path) -> None:
-    """Like mkdir -p, and the new names survive a power cut."""
-    if not folder.is_dir():
-        _make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
-        _sync_folder(folder.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

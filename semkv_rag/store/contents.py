@@ -8,30 +8,18 @@ lock, so that nobody's file is unlinked between being looked at and being promis
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import Connection
 
 from semkv_rag.errors import StoreError
 from semkv_rag.store.chunk_file import ChunkFile
+from semkv_rag.store.gone import BATCH, GoneFile
 from semkv_rag.store.index import chunks
 from semkv_rag.store.index.chunks import FoundChunk
 from semkv_rag.store.index.database import Database
-from semkv_rag.store.layout import Identity, chunk_path, identity
+from semkv_rag.store.layout import chunk_path, identity
 from semkv_rag.store.records import ChunkKey, ChunkRecord
-
-BATCH = 256
-"""Chunks that are added or removed in one transaction: few enough that other writers do not wait."""
-
-
-@dataclass(frozen=True, slots=True)
-class GoneFile:
-    """A file whose chunk was dropped, as it was then."""
-
-    chunk_id: str
-    path: Path
-    identity: Identity
 
 
 class Contents:
@@ -99,12 +87,3 @@ class Contents:
             for path in self.paths(record, record.ranks)
             if (seen := identity(path))
         ]
-
-    def unlink(self, gone: Sequence[GoneFile]) -> None:
-        """Remove files, unless somebody promised or wrote them again meanwhile."""
-        for batch in chunks.pieces(gone, BATCH):
-            with self._database.writing() as connection:
-                back = chunks.present(connection, {file.chunk_id for file in batch})
-                for file in batch:
-                    if file.chunk_id not in back and identity(file.path) == file.identity:
-                        file.path.unlink(missing_ok=True)

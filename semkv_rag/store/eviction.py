@@ -2,34 +2,54 @@
 
 from __future__ import annotations
 
-from semkv_rag.store.contents import BATCH, Contents
-from semkv_rag.store.index import chunks
+from heapq import merge
+
+from semkv_rag.store.contents import Contents
+from semkv_rag.store.gone import BATCH, unlink
+from semkv_rag.store.index import chunks, states
 from semkv_rag.store.index.database import Database
+from semkv_rag.store.records import ChunkRecord, StateRecord
+from semkv_rag.store.states import StoredStates
+
+STATE = "state"
+"""What eviction calls images' fusion states, beside the chunks' kinds."""
 
 
 def evict(
     database: Database,
     contents: Contents,
+    stored_states: StoredStates,
     max_bytes: int,
     namespace: str | None,
     kind: str | None = None,
 ) -> list[str]:
-    """Remove the least recently used chunks until `max_bytes` are left; their ids.
+    """Remove the least recently used chunks and states until `max_bytes` are left; their ids.
 
     In short transactions, and what is over is counted anew in each: others add and evict meanwhile.
     """
     evicted: list[str] = []
+    with_chunks, with_states = kind != STATE, kind in (None, STATE)
     while True:
         with database.writing() as connection:
-            over = chunks.total_bytes(connection, namespace, kind) - max_bytes
-            victims = []
-            for record in chunks.least_recently_used(connection, namespace, kind, BATCH):
-                if over <= 0:
+            over = -max_bytes
+            oldest: list[list[ChunkRecord] | list[StateRecord]] = []
+            if with_chunks:
+                over += chunks.total_bytes(connection, namespace, kind)
+                oldest.append(chunks.least_recently_used(connection, namespace, kind, BATCH))
+            if with_states:
+                over += states.total_bytes(connection, namespace)
+                oldest.append(states.least_recently_used(connection, namespace, BATCH))
+            victims: list[ChunkRecord | StateRecord] = []
+            for record in merge(*oldest, key=lambda record: record.used_at):
+                if over <= 0 or len(victims) == BATCH:
                     break
                 victims.append(record)
                 over -= record.bytes
-            gone = contents.drop(connection, victims)
-        contents.unlink(gone)
+            gone = contents.drop(connection, [v for v in victims if isinstance(v, ChunkRecord)])
+            gone += stored_states.drop(
+                connection, [v for v in victims if isinstance(v, StateRecord)]
+            )
+        unlink(database, gone)
         if not victims:
             return evicted
         evicted += [record.id for record in victims]

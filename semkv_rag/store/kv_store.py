@@ -1,4 +1,4 @@
-"""The KV store: chunk files under a folder, and the index that says which there are.
+"""The KV store: files of chunks and states under a folder, and the index that says which there are.
 
 Held by every engine (its scheduler asks `changes` and `tokens` at each request, its workers `path`),
 by precompute and by the command line; any number of them at once, in any processes. A chunk's file
@@ -20,9 +20,10 @@ from sqlalchemy import URL
 from semkv_rag.errors import StoreError
 from semkv_rag.reuse.tokens import StoredTokens
 from semkv_rag.store import layout
-from semkv_rag.store.contents import BATCH, Contents
+from semkv_rag.store.contents import Contents
 from semkv_rag.store.eviction import evict
-from semkv_rag.store.index import chunks, feed, sources
+from semkv_rag.store.gone import BATCH, unlink
+from semkv_rag.store.index import chunks, feed, sources, states
 from semkv_rag.store.index.database import Database
 from semkv_rag.store.prompts import StoredPrompts
 from semkv_rag.store.records import (
@@ -34,6 +35,7 @@ from semkv_rag.store.records import (
     SourceInfo,
     VerifyReport,
 )
+from semkv_rag.store.states import StoredStates
 from semkv_rag.store.verify import verify
 
 
@@ -53,6 +55,7 @@ class KVStore:
         index_url: where the index is. May hold a password.
         read_only: whether it only reads: as asked, or because the folder cannot be written.
         prompts: what is known of the chunks that are whole prompts.
+        states: images' fusion states.
 
     Raises:
         StoreError: the store cannot be opened.
@@ -80,6 +83,7 @@ class KVStore:
         self._database = Database(index_url or own_index, read_only=self.read_only)
         self._contents = Contents(self.root, self._database)
         self.prompts = StoredPrompts(self._database)
+        self.states = StoredStates(self.root, self._database)
 
     def __repr__(self) -> str:
         return f"KVStore({str(self.root)!r})"
@@ -145,7 +149,7 @@ class KVStore:
             with self._database.writing() as connection:
                 found = chunks.records(connection, batch, model, namespace)
                 gone = self._contents.drop(connection, found)
-            self._contents.unlink(gone)
+            unlink(self._database, gone)
             removed += len(found)
         return removed
 
@@ -158,17 +162,18 @@ class KVStore:
     def evict(
         self, max_bytes: int, namespace: str | None = None, kind: str | None = None
     ) -> list[str]:
-        """Remove the chunks that were unused for longest until `max_bytes` are left.
+        """Remove the chunks and states that were unused for longest until `max_bytes` are left.
 
         Args:
             max_bytes: what all files together may take, of the namespace or of the whole store.
-            namespace: evict only its chunks, and count only its bytes.
-            kind: likewise, such as `prompt`, so that captured prompts never push out documents.
+            namespace: evict only what is in it, and count only its bytes.
+            kind: likewise, such as `prompt`, so that captured prompts never push out documents;
+                `state` for images' fusion states.
 
         Returns:
-            The ids of the evicted chunks, in the order in which they went.
+            The ids of what was evicted, in the order in which it went.
         """
-        return evict(self._database, self._contents, max_bytes, namespace, kind)
+        return evict(self._database, self._contents, self.states, max_bytes, namespace, kind)
 
     def source(self, model: str, namespace: str, name: str) -> SourceInfo | None:
         """A document's digest and chunks, or None when it was never put."""
@@ -192,7 +197,7 @@ class KVStore:
             unlisted = sources.replace(connection, model, namespace, name, digest, chunk_ids)
             found = chunks.records(connection, unlisted, model, namespace)
             gone = self._contents.drop(connection, found)
-        self._contents.unlink(gone)
+        unlink(self._database, gone)
         return len(found)
 
     def remove_source(self, model: str, namespace: str, name: str) -> int:
@@ -201,13 +206,13 @@ class KVStore:
             unlisted = sources.remove(connection, model, namespace, name)
             found = chunks.records(connection, unlisted, model, namespace)
             gone = self._contents.drop(connection, found)
-        self._contents.unlink(gone)
+        unlink(self._database, gone)
         return len(found)
 
     def stats(self, namespace: str | None = None) -> list[NamespaceStats]:
         """Counts and bytes of each model and namespace that has something stored."""
         with self._database.reading() as connection:
-            return chunks.stats(connection, namespace)
+            return states.with_states(connection, namespace, chunks.stats(connection, namespace))
 
     def verify(
         self, *, repair: bool = False, progress: Callable[[int, int], None] | None = None
@@ -217,22 +222,34 @@ class KVStore:
         Temporary files of writers that were killed are removed once they are old.
 
         Args:
-            repair: drop the chunks whose files are missing or damaged, and promise the sound files
-                that the index does not know.
+            repair: drop the chunks and states whose files are missing or damaged, and promise the
+                sound files that the index does not know.
             progress: called with the chunks done and all of them.
         """
         return verify(
-            self._database, self._contents, repair=repair, tensors=True, progress=progress
+            self._database,
+            self._contents,
+            self.states,
+            repair=repair,
+            tensors=True,
+            progress=progress,
         )
 
     def rebuild_index(self, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
-        """Make the index agree with the headers of the chunk files; make it when it is gone.
+        """Make the index agree with the headers of the files; make it when it is gone.
 
         Models' descriptions and sources stand only in the index: when it was lost they come back
         with the next precompute, which finds the chunks and computes nothing.
         """
         self._database.create()
-        return verify(self._database, self._contents, repair=True, tensors=False, progress=progress)
+        return verify(
+            self._database,
+            self._contents,
+            self.states,
+            repair=True,
+            tensors=False,
+            progress=progress,
+        )
 
     def close(self) -> None:
         """Close the index; may be called again. The store then raises StoreError."""

@@ -1,4 +1,4 @@
-"""Where chunk files stand under the store's root, and how they are found again."""
+"""Where the files of chunks and states stand under the store's root, and how they are found again."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from blake3 import blake3
 
 from semkv_rag.config import check_namespace
 from semkv_rag.errors import StoreError
-from semkv_rag.store.chunk_file import TEMPORARY_SUFFIX
+from semkv_rag.store.tensor_file import TEMPORARY_SUFFIX
 
 CHUNKS_FOLDER = "chunks"
+STATES_FOLDER = "states"
 _SUFFIX = ".safetensors"
 _PLAIN_NAME = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z_.-]*")
 
@@ -28,12 +29,19 @@ def chunk_path(root: Path, model: str, namespace: str, chunk_id: str, rank: int)
         StoreError: the model or the id could lead out of the store.
         OptionError: the namespace cannot be one.
     """
-    for name in (model, chunk_id):
-        if not _PLAIN_NAME.fullmatch(name):
-            raise StoreError(f"{name!r} cannot be a model's fingerprint or a chunk's id")
-    digest = blake3(check_namespace(namespace).encode()).hexdigest(8)
-    folder = root / CHUNKS_FOLDER / model[:16] / digest / chunk_id[:2]
+    folder = _folder(root / CHUNKS_FOLDER, model, namespace, chunk_id)
     return folder / f"{chunk_id}.r{rank}{_SUFFIX}"
+
+
+def state_path(root: Path, model: str, namespace: str, state_id: str) -> Path:
+    """`states/<model>/<namespace digest>/<id's first two>/<id>.safetensors`.
+
+    Raises:
+        StoreError: the model or the id could lead out of the store.
+        OptionError: the namespace cannot be one.
+    """
+    folder = _folder(root / STATES_FOLDER, model, namespace, state_id)
+    return folder / f"{state_id}{_SUFFIX}"
 
 
 def chunk_files(root: Path) -> Iterator[Path]:
@@ -41,9 +49,15 @@ def chunk_files(root: Path) -> Iterator[Path]:
     return (root / CHUNKS_FOLDER).glob(f"*/*/*/[!.]*{_SUFFIX}")
 
 
+def state_files(root: Path) -> Iterator[Path]:
+    """Every state file under the root, of any model and namespace."""
+    return (root / STATES_FOLDER).glob(f"*/*/*/[!.]*{_SUFFIX}")
+
+
 def temporary_files(root: Path) -> Iterator[Path]:
     """What writers write now, or left behind when they were killed."""
-    return (root / CHUNKS_FOLDER).glob(f"*/*/*/.*{_SUFFIX}.*{TEMPORARY_SUFFIX}")
+    for folder in (CHUNKS_FOLDER, STATES_FOLDER):
+        yield from (root / folder).glob(f"*/*/*/.*{_SUFFIX}.*{TEMPORARY_SUFFIX}")
 
 
 def identity(path: Path) -> Identity | None:
@@ -53,3 +67,11 @@ def identity(path: Path) -> Identity | None:
     except OSError:
         return None
     return stat.st_dev, stat.st_ino, stat.st_mtime_ns
+
+
+def _folder(top: Path, model: str, namespace: str, id_: str) -> Path:
+    for name in (model, id_):
+        if not _PLAIN_NAME.fullmatch(name):
+            raise StoreError(f"{name!r} cannot be a model's fingerprint or an id")
+    digest = blake3(check_namespace(namespace).encode()).hexdigest(8)
+    return top / model[:16] / digest / id_[:2]

@@ -38,6 +38,31 @@ class ChunkRecord(ChunkKey):
 
 
 @dataclass(frozen=True, slots=True)
+class StateRecord:
+    """A fusion state's row in the index: what a model's projector made of one image.
+
+    Attributes:
+        id: its address, made of the three that follow.
+        model, namespace: whose it is.
+        key: which image.
+        rows: image tokens that it stands for; `width` numbers of `dtype` each.
+        bytes: size of its file.
+        created_at, used_at: seconds since the epoch.
+    """
+
+    id: str
+    model: str
+    namespace: str
+    key: str
+    rows: int
+    width: int
+    dtype: str
+    bytes: int
+    created_at: float
+    used_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """A model that wrote to the store: its fingerprint and what that stands for."""
 
@@ -155,7 +180,14 @@ class StoredOutcome:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceStats:
-    """Counts of one model's chunks in one namespace."""
+    """Counts of what one model has stored in one namespace.
+
+    Attributes:
+        chunks: stored chunks, of `tokens` tokens together.
+        sources: documents.
+        states: images' fusion states.
+        bytes: of the files of chunks and states.
+    """
 
     model: str
     namespace: str
@@ -163,6 +195,7 @@ class NamespaceStats:
     sources: int
     tokens: int
     bytes: int
+    states: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +221,11 @@ class VerifyReport:
 
     Attributes:
         chunks: promised chunks that were looked at.
-        bytes: of their sound files.
-        problems: promises that are not kept: chunks that are missing or damaged.
+        bytes: of the sound files of chunks and states.
+        problems: promises that are not kept: chunks and states that are missing or damaged.
         notices: harmless finds, such as a file of a killed writer that the index does not know yet.
         repaired: whether what was found was mended.
+        states: promised fusion states that were looked at.
     """
 
     chunks: int
@@ -199,6 +233,7 @@ class VerifyReport:
     problems: tuple[Problem, ...]
     notices: tuple[Problem, ...]
     repaired: bool
+    states: int = 0
 
     @property
     def ok(self) -> bool:

@@ -10,19 +10,32 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from sqlalchemy import Connection
 
-from semkv_rag.errors import ChunkFileError, StoreError, StoreVersionError
+from semkv_rag.errors import ChunkFileError, StateFileError, StoreError, StoreVersionError
 from semkv_rag.reuse.tokens import StoredTokens
 from semkv_rag.store.chunk_file import ChunkFile
-from semkv_rag.store.contents import BATCH, Contents, GoneFile
+from semkv_rag.store.contents import Contents
+from semkv_rag.store.gone import BATCH, GoneFile, unlink
 from semkv_rag.store.header import ChunkHeader
-from semkv_rag.store.index import chunks
+from semkv_rag.store.index import chunks, states
 from semkv_rag.store.index.database import Database
-from semkv_rag.store.layout import chunk_files, chunk_path, identity, temporary_files
-from semkv_rag.store.records import ChunkKey, ChunkRecord, Problem, VerifyReport
+from semkv_rag.store.layout import (
+    chunk_files,
+    chunk_path,
+    identity,
+    state_files,
+    state_path,
+    temporary_files,
+)
+from semkv_rag.store.records import ChunkKey, ChunkRecord, Problem, StateRecord, VerifyReport
+from semkv_rag.store.state_file import StateFile
+from semkv_rag.store.states import StoredStates
+
+Orphan = TypeVar("Orphan")
 
 DEBRIS_AGE_S = 3600.0
 """A temporary file that old is no writer's any more: writing one takes seconds."""
@@ -31,6 +44,7 @@ DEBRIS_AGE_S = 3600.0
 def verify(
     database: Database,
     contents: Contents,
+    stored_states: StoredStates,
     *,
     repair: bool,
     tensors: bool,
@@ -39,9 +53,11 @@ def verify(
     """What `KVStore.verify` and, without reading the tensors, `KVStore.rebuild_index` do."""
     if repair:
         database.require_writing()
-    run = _Run(database, contents, repair=repair, tensors=tensors, progress=progress)
+    run = _Run(database, contents, stored_states, repair=repair, tensors=tensors, progress=progress)
     run.check_promises()
+    run.check_states()
     run.check_files()
+    run.check_state_files()
     run.check_temporary_files()
     return VerifyReport(
         chunks=run.chunks,
@@ -49,6 +65,7 @@ def verify(
         problems=tuple(run.problems),
         notices=tuple(run.notices),
         repaired=repair,
+        states=run.states,
     )
 
 
@@ -57,6 +74,7 @@ class _Run:
         self,
         database: Database,
         contents: Contents,
+        stored_states: StoredStates,
         *,
         repair: bool,
         tensors: bool,
@@ -64,10 +82,12 @@ class _Run:
     ) -> None:
         self._database = database
         self._contents = contents
+        self._states = stored_states
         self._repair = repair
         self._tensors = tensors
         self._progress = progress
         self.chunks = 0
+        self.states = 0
         self.bytes = 0
         self.problems: list[Problem] = []
         self.notices: list[Problem] = []
@@ -85,16 +105,35 @@ class _Run:
                     if self._progress:
                         self._progress(self.chunks, max(total, self.chunks))
 
+    def check_states(self) -> None:
+        """Every state's row: its file is there and sound."""
+        for record in self._states.records():
+            self._check_state(record)
+            self.states += 1
+
     def check_files(self) -> None:
-        """Every file that the index does not know."""
+        """Every chunk's file that the index does not know."""
         for batch in chunks.pieces(chunk_files(self._contents.root)):
             by_path = {path: path.name.split(".")[0] for path in batch}
             with self._database.reading() as connection:
                 promised = chunks.present(connection, by_path.values())
             unknown = [path for path, id_ in by_path.items() if id_ not in promised]
-            orphans = [key for path in unknown if (key := self._check_orphan(path))]
+            orphans = [
+                key for path in unknown if (key := self._check_orphan(path, self._read_chunk))
+            ]
             if self._repair:
                 self._contents.add(orphans)
+
+    def check_state_files(self) -> None:
+        """Every state's file that the index does not know."""
+        for batch in chunks.pieces(state_files(self._contents.root)):
+            by_path = {path: path.name.split(".")[0] for path in batch}
+            with self._database.reading() as connection:
+                promised = states.present(connection, by_path.values())
+            unknown = [path for path, id_ in by_path.items() if id_ not in promised]
+            orphans = [path for path in unknown if self._check_orphan(path, self._read_state)]
+            if self._repair:
+                self._states.promise(orphans)
 
     def check_temporary_files(self) -> None:
         """What killed writers left; it goes once it is old, because nobody can want it."""
@@ -165,22 +204,36 @@ class _Run:
                 file.verify()
             return header, file.size_bytes
 
-    def _check_orphan(self, path: Path) -> ChunkKey | None:
-        """The chunk to promise, when this is the first file of one that is whole."""
+    def _check_state(self, record: StateRecord) -> None:
+        path = state_path(self._contents.root, record.model, record.namespace, record.id)
+        while True:
+            seen = identity(path)
+            try:
+                with StateFile(path, model=record.model, state_id=record.id) as file:
+                    if self._tensors:
+                        file.verify()
+                    self.bytes += file.size_bytes
+                return
+            except StoreError as error:
+                text = str(error)
+            with self._checking() as connection:
+                if not states.present(connection, [record.id]):
+                    return  # it was evicted meanwhile
+                if identity(path) != seen:
+                    continue  # it was written again
+                if self._repair:
+                    # The file is left to `check_state_files`.
+                    self._states.drop(connection, [record])
+            self._problem("damaged" if seen else "missing", path, text)
+            return
+
+    def _check_orphan(self, path: Path, read: Callable[[Path], Orphan | None]) -> Orphan | None:
+        """What to promise, when this is the first file of a chunk, or a state, that is whole."""
         seen = identity(path)
         if seen is None:
             return None
         try:
-            with ChunkFile(path, model=None) as file:
-                header = file.header
-                if self._tensors:
-                    file.verify()
-            key = ChunkKey(header.id, header.model, header.namespace)
-            place = chunk_path(
-                self._contents.root, header.model, header.namespace, header.id, header.rank
-            )
-            if place != path:
-                raise ChunkFileError(f"chunk file {path.name} is not where it belongs")
+            orphan = read(path)
         except StoreVersionError as error:
             self._notice("orphan", path, str(error))
             return None
@@ -188,12 +241,34 @@ class _Run:
             self._notice("debris", path, str(error))
             # What the system cannot read now may be sound.
             if self._repair and not isinstance(error.__cause__, OSError):
-                self._contents.unlink([GoneFile(path.name.split(".")[0], path, seen)])
+                unlink(self._database, [GoneFile(path.name.split(".")[0], path, seen)])
             return None
+        if orphan is not None:
+            self._notice("orphan", path, "sound, and not in the index")
+        return orphan
+
+    def _read_chunk(self, path: Path) -> ChunkKey | None:
+        with ChunkFile(path, model=None) as file:
+            header = file.header
+            if self._tensors:
+                file.verify()
+        place = chunk_path(
+            self._contents.root, header.model, header.namespace, header.id, header.rank
+        )
+        if place != path:
+            raise ChunkFileError(f"chunk file {path.name} is not where it belongs")
         if header.rank > 0:
             return None  # comes and goes with the first rank's
-        self._notice("orphan", path, "sound, and not in the index")
-        return key
+        return ChunkKey(header.id, header.model, header.namespace)
+
+    def _read_state(self, path: Path) -> Path:
+        with StateFile(path, model=None) as file:
+            header = file.header
+            if self._tensors:
+                file.verify()
+        if state_path(self._contents.root, header.model, header.namespace, header.id) != path:
+            raise StateFileError(f"state file {path.name} is not where it belongs")
+        return path
 
     def _problem(self, kind: str, path: Path, text: str) -> None:
         self.problems.append(self._finding(kind, path, text))

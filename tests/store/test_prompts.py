@@ -210,7 +210,7 @@ def test_an_index_of_the_first_revision_is_brought_up_to_date(tmp_path: Path) ->
     with KVStore(tmp_path) as store:
         id_ = made.put(store, 1)
     with sqlite3.connect(tmp_path / "index.sqlite") as connection:
-        for table in ("sightings", "outcomes", "embeddings", "prompts"):
+        for table in ("states", "sightings", "outcomes", "embeddings", "prompts"):
             connection.execute(f"DROP TABLE {table}")
         connection.execute("UPDATE alembic_version SET version_num = '0001'")
     connection.close()

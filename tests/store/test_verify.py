@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import create_engine, update
 
-from semkv_rag.store import KVStore, header
+from semkv_rag.store import KVStore, chunk_file, header
 from semkv_rag.store.index import schema
 from tests.store import made
 
@@ -86,7 +87,7 @@ def test_files_of_a_newer_version_are_left_alone(
     store: KVStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as newer:
-        newer.setattr(header, "FORMAT_VERSION", 2)
+        newer.setattr(chunk_file, "FORMAT", replace(header.FORMAT, version=2))
         key = made.write(store, made.header(1))
     report = store.verify(repair=True)
     assert "newer" in report.notices[0].text

@@ -32,7 +32,7 @@ from semkv_rag.store.index import feed, prompts
 from semkv_rag.store.index.schema import chunk_tokens, chunks, contexts, models, sources
 from semkv_rag.store.records import ChunkKey, ChunkRecord, ModelInfo, NamespaceStats
 
-_PIECE = 1000
+PAGE = 1000
 Item = TypeVar("Item")
 
 _RECORD = select(
@@ -57,7 +57,7 @@ class FoundChunk:
     bytes: int
 
 
-def pieces(items: Iterable[Item], size: int = _PIECE) -> Iterator[list[Item]]:
+def pieces(items: Iterable[Item], size: int = PAGE) -> Iterator[list[Item]]:
     """`items` in lists of at most `size`."""
     iterator = iter(items)
     while piece := list(islice(iterator, size)):
@@ -166,7 +166,7 @@ def page(
 ) -> list[ChunkRecord]:
     """The next records in the order of their ids."""
     next_ = _RECORD.where(chunks.c.id > after, scope(model, namespace)).order_by(chunks.c.id)
-    return [_record(row) for row in connection.execute(next_.limit(_PIECE))]
+    return [_record(row) for row in connection.execute(next_.limit(PAGE))]
 
 
 def tokens(

@@ -25,7 +25,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISION: Final = "0002"
+REVISION: Final = "0003"
 """The newest migration: what a store is at once it was opened."""
 
 metadata: Final = MetaData()
@@ -161,4 +161,22 @@ sightings = Table(
     Column("count", Integer, nullable=False),
     Column("seen_at", Double, nullable=False),
     Index("sightings_by_time", "seen_at"),
+)
+
+states = Table(
+    "states",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("model", String(128), ForeignKey("models.fingerprint"), nullable=False),
+    Column("namespace", String(128), nullable=False),
+    Column("key", String(64), nullable=False),
+    Column("row_count", Integer, nullable=False),
+    Column("width", Integer, nullable=False),
+    Column("dtype", String(16), nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("used_at", Double, nullable=False),
+    Index("states_of_model", "model", "namespace"),
+    Index("states_by_use", "used_at", "id"),
+    Index("states_by_size", "namespace", "bytes"),
 )

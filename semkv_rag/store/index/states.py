@@ -1,0 +1,125 @@
+"""Statements about images' fusion states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    delete,
+    func,
+    insert,
+    select,
+    true,
+    update,
+)
+
+from semkv_rag.store.index.chunks import PAGE, pieces, put_model
+from semkv_rag.store.index.schema import states
+from semkv_rag.store.records import NamespaceStats, StateRecord
+
+
+def scope(model: str | None, namespace: str | None) -> ColumnElement[bool]:
+    """The condition that a state is of a model and a namespace; None is any."""
+    condition: ColumnElement[bool] = true()
+    if model is not None:
+        condition &= states.c.model == model
+    if namespace is not None:
+        condition &= states.c.namespace == namespace
+    return condition
+
+
+def put(connection: Connection, records: Sequence[StateRecord]) -> None:
+    """Add states; one that is there is what its file is now."""
+    for record in records:
+        values = {
+            "row_count": record.rows,
+            "width": record.width,
+            "dtype": record.dtype,
+            "bytes": record.bytes,
+            "created_at": record.created_at,
+            "used_at": record.used_at,
+        }
+        changed = update(states).where(states.c.id == record.id).values(values)
+        if connection.execute(changed).rowcount == 0:
+            put_model(connection, record.model, None)
+            own = {"id": record.id, "model": record.model, "namespace": record.namespace}
+            connection.execute(insert(states), {**own, "key": record.key, **values})
+
+
+def drop(connection: Connection, ids: Iterable[str]) -> None:
+    """Remove states that are there."""
+    for piece in pieces(ids):
+        connection.execute(delete(states).where(states.c.id.in_(piece)))
+
+
+def present(connection: Connection, ids: Iterable[str]) -> set[str]:
+    """Those of `ids` that the index promises."""
+    return {
+        id_
+        for piece in pieces(ids)
+        for id_ in connection.scalars(select(states.c.id).where(states.c.id.in_(piece)))
+    }
+
+
+def find(connection: Connection, ids: Iterable[str]) -> list[StateRecord]:
+    """The records of those of `ids` that are there, in no order."""
+    return [
+        record
+        for piece in pieces(ids)
+        for record in _records(connection, select(states).where(states.c.id.in_(piece)))
+    ]
+
+
+def page(
+    connection: Connection, after: str, model: str | None, namespace: str | None
+) -> list[StateRecord]:
+    """The next records in the order of their ids."""
+    following = select(states).where(states.c.id > after, scope(model, namespace))
+    return _records(connection, following.order_by(states.c.id).limit(PAGE))
+
+
+def touch(connection: Connection, ids: Iterable[str], now: float) -> None:
+    for piece in pieces(ids):
+        connection.execute(update(states).where(states.c.id.in_(piece)).values(used_at=now))
+
+
+def total_bytes(connection: Connection, namespace: str | None) -> int:
+    size = select(func.coalesce(func.sum(states.c.bytes), 0)).where(scope(None, namespace))
+    return int(connection.scalar(size) or 0)
+
+
+def least_recently_used(
+    connection: Connection, namespace: str | None, limit: int
+) -> list[StateRecord]:
+    """The `limit` records that were unused for longest."""
+    oldest = select(states).where(scope(None, namespace)).order_by(states.c.used_at, states.c.id)
+    return _records(connection, oldest.limit(limit))
+
+
+def with_states(
+    connection: Connection, namespace: str | None, stats: Sequence[NamespaceStats]
+) -> list[NamespaceStats]:
+    """`stats` with the states counted in, and those of whom there is nothing else."""
+    found = {(entry.model, entry.namespace): entry for entry in stats}
+    counted = (
+        select(states.c.model, states.c.namespace, func.count(), func.sum(states.c.bytes))
+        .where(scope(None, namespace))
+        .group_by(states.c.model, states.c.namespace)
+    )
+    for model, name, count, size in connection.execute(counted):
+        entry = found.get((model, name), NamespaceStats(model, name, 0, 0, 0, 0))
+        found[model, name] = replace(entry, states=count, bytes=entry.bytes + int(size))
+    return [found[key] for key in sorted(found)]
+
+
+def _records(connection: Connection, statement: Select[tuple[object, ...]]) -> list[StateRecord]:
+    return [_record(row) for row in connection.execute(statement)]
+
+
+def _record(row: Row[tuple[object, ...]]) -> StateRecord:
+    return StateRecord(*row)  # type: ignore[arg-type]

@@ -1,0 +1,146 @@
+"""Images' fusion states: their files and rows, kept in step as those of chunks are.
+
+Loaded by the engine's scheduler when an image's features are needed, written by a worker after they
+were computed, by any number of processes. A state's file is on disk before its row and goes after it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from sqlalchemy import Connection
+from torch import Tensor
+
+from semkv_rag.errors import StateFileError
+from semkv_rag.store.gone import BATCH, GoneFile, unlink
+from semkv_rag.store.index import states
+from semkv_rag.store.index.chunks import pieces
+from semkv_rag.store.index.database import Database
+from semkv_rag.store.layout import identity, state_path
+from semkv_rag.store.records import StateRecord
+from semkv_rag.store.state_file import StateFile, StateHeader, state_id, write_state
+
+
+class StoredStates:
+    """The states of one store; what asks the index raises StoreError as the store's own methods do."""
+
+    def __init__(self, root: Path, database: Database) -> None:
+        self.root = root
+        self._database = database
+
+    def path(self, model: str, namespace: str, key: str) -> Path:
+        """Where a state's file is or goes. Asks no one."""
+        return state_path(self.root, model, namespace, state_id(model, namespace, key))
+
+    def put(self, model: str, namespace: str, key: str, state: Tensor) -> int:
+        """Store an image's state, in place of the one it had; its bytes.
+
+        Args:
+            key: which image, 64 hex digits.
+            state: [image tokens, width], on any device.
+
+        Raises:
+            StoreError: it has another shape, or holds NaN or infinity.
+            OSError: its file could not be written.
+        """
+        self._database.require_writing()
+        path = self.path(model, namespace, key)
+        size = write_state(path, model, namespace, key, state)
+        self.promise([path])
+        return size
+
+    def load(self, model: str, namespace: str, key: str) -> Tensor | None:
+        """An image's state, [image tokens, width] on the CPU, or None when there is none.
+
+        Asks the file, not the index; all of it was checked.
+
+        Raises:
+            StoreError: the file is torn, altered, or another model's or image's.
+        """
+        path = self.path(model, namespace, key)
+        if not path.exists():
+            return None
+        with StateFile(path, model=model, state_id=state_id(model, namespace, key)) as file:
+            return file.state()
+
+    def has(self, model: str, namespace: str, key: str) -> bool:
+        """Whether an image's state is promised."""
+        id_ = state_id(model, namespace, key)
+        with self._database.reading() as connection:
+            return bool(states.present(connection, [id_]))
+
+    def records(
+        self, model: str | None = None, namespace: str | None = None
+    ) -> Iterator[StateRecord]:
+        """Every state's record, in the order of the ids; None is any model or namespace."""
+        after = ""
+        while True:
+            with self._database.reading() as connection:
+                page = states.page(connection, after, model, namespace)
+            if not page:
+                return
+            yield from page
+            after = page[-1].id
+
+    def touch(self, ids: Iterable[str]) -> None:
+        """Note that states were used now: they are evicted later. Nothing when only reading."""
+        if not self._database.read_only:
+            with self._database.writing(durable=False) as connection:
+                states.touch(connection, ids, time.time())
+
+    def remove(self, ids: Iterable[str]) -> int:
+        """Remove states, rows first, then files; how many were there."""
+        removed = 0
+        for batch in pieces(ids, BATCH):
+            with self._database.writing() as connection:
+                found = states.find(connection, batch)
+                gone = self.drop(connection, found)
+            unlink(self._database, gone)
+            removed += len(found)
+        return removed
+
+    def promise(self, paths: Iterable[Path]) -> None:
+        """Write the rows of those of the files that are there and sound; reads their headers only."""
+        for batch in pieces(paths, BATCH):
+            found = [(path, record) for path in batch if (record := _record(path))]
+            with self._database.writing() as connection:
+                # Looked at again under the lock: an eviction may have been under way.
+                there = [record for path, record in found if path.exists()]
+                states.put(connection, there)
+
+    def drop(self, connection: Connection, records: Sequence[StateRecord]) -> list[GoneFile]:
+        """Take back promises; the files that are to be unlinked after the commit."""
+        states.drop(connection, [record.id for record in records])
+        return [
+            GoneFile(record.id, path, seen)
+            for record in records
+            if (path := state_path(self.root, record.model, record.namespace, record.id))
+            and (seen := identity(path))
+        ]
+
+
+def _record(path: Path) -> StateRecord | None:
+    """A state's row as its file says, or None when that is not sound."""
+    try:
+        with StateFile(path, model=None) as file:
+            return record_of(file.header, file.size_bytes)
+    except StateFileError:
+        return None
+
+
+def record_of(header: StateHeader, size: int) -> StateRecord:
+    """The row of a state that was not used yet."""
+    return StateRecord(
+        id=header.id,
+        model=header.model,
+        namespace=header.namespace,
+        key=header.key,
+        rows=header.rows,
+        width=header.width,
+        dtype=header.dtype,
+        bytes=size,
+        created_at=header.created_at,
+        used_at=header.created_at,
+    )
