@@ -26,10 +26,12 @@ class Server:
         store: the folder of its store.
         model: the name that requests use.
         api_key: of the namespace `default`; `tenant_key` of the namespace `tenant`.
+        captures_beyond: prompts of more tokens are stored by the tiers.
     """
 
     api_key = "key-of-default"
     tenant_key = "key-of-tenant"
+    captures_beyond = 600
 
     def __init__(self, model: Path, folder: Path) -> None:
         self.model = str(model)
@@ -47,7 +49,12 @@ class Server:
             *("--host", "127.0.0.1", "--port", str(self._port)),
             *("--dtype", "float32", "--max-model-len", "1024"),
             *("--kv-cache-memory-bytes", str(256 << 20), "--block-size", "32", "--seed", "0"),
+            *("--tiers", json.dumps({"capture_longer_than": self.captures_beyond})),
         ]
+
+    def log(self) -> str:
+        """What it has printed so far."""
+        return self._log.read_text()
 
     def __enter__(self) -> Self:
         self._output = self._log.open("wb")
@@ -55,7 +62,7 @@ class Server:
             self._command,
             stdout=self._output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "VLLM_LOGGING_LEVEL": "WARNING"},
+            env={**os.environ, "VLLM_LOGGING_LEVEL": "INFO"},
             start_new_session=True,
         )
         try:

@@ -210,3 +210,28 @@ def test_a_client_that_leaves_stops_its_run(server: Server) -> None:
             more = client.post(f"{url}/forget", json={"sources": names}).json()["removed"]
             removed += more
         assert removed < 400
+
+
+def test_a_prompt_that_was_asked_before(engine: Engine, server: Server) -> None:
+    prompt = random_tokens(701, server.captures_beyond + 20)
+
+    def ask(key: str) -> ReuseReport:
+        client = client_of(server, key)
+        answer = client.completions.create(model=server.model, prompt=prompt, **FREE)
+        expected = plain(engine, prompt, logprobs=None)
+        assert answer.choices[0].text.split() == text_of(expected, engine).split()
+        return report_of(answer)
+
+    first = ask(server.api_key)
+    assert (first.served_by, first.tiers["exact_text"]) == (None, "miss")
+    until = time.monotonic() + 60
+    with KVStore(server.store, read_only=True) as store:
+        while not any(record.kind == "prompt" for record in store.chunks(namespace="default")):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+    again = ask(server.api_key)
+    assert (again.served_by, again.exact_tokens) == ("exact_text", len(prompt) - 1)
+    assert ask(server.tenant_key).served_by is None, "another tenant's"
+    lines = [line for line in server.log().splitlines() if "hit (text:exact) | latency=" in line]
+    assert len(lines) == 1
+    assert "exact_text=hit, semantic_text=skip, kv_cache=hit" in lines[0]
