@@ -11,6 +11,9 @@ import typer
 
 from semkv_rag.errors import OptionError, StoreError
 from semkv_rag.store import KVStore
+from semkv_rag.tiers import Encoder, TierOptions
+from semkv_rag.tiers.lookup import SEMANTIC_LAYER
+from semkv_rag.tiers.named import MINILM, encoders_of
 
 Store: TypeAlias = Annotated[
     Path,
@@ -44,6 +47,23 @@ EngineArgs: TypeAlias = Annotated[
         help="One of vLLM's engine arguments, such as dtype=float32; may be repeated.",
     ),
 ]
+Tiers: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--tiers",
+        metavar="JSON",
+        help='Options of the tiers over whole prompts, such as {"threshold": 0.9}; {} for the defaults.',
+    ),
+]
+TierEncoders: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tier-encoder",
+        metavar="LAYER=NAME",
+        help=f"A layer's encoder: minilm, phash, or a folder or hub name of sentence-transformers, with"
+        f" :image behind it for images; may be repeated. {SEMANTIC_LAYER}={MINILM} unless any is given.",
+    ),
+]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -75,3 +95,36 @@ def engine_args(values: Sequence[str] | None) -> dict[str, Any]:
         except ValueError:
             arguments[name.replace("-", "_")] = value
     return arguments
+
+
+def tier_options(
+    text: str | None, encoders: Sequence[str] | None
+) -> tuple[TierOptions | None, dict[str, Encoder] | None]:
+    """The tiers' options, None without any, and the encoders that are named, None without any.
+
+    Args:
+        text: a JSON object of the fields of `TierOptions`.
+        encoders: `LAYER=NAME` each.
+
+    Raises:
+        OptionError: one of them cannot be used.
+    """
+    layers: dict[str, str] = {}
+    for given in encoders or ():
+        layer, equals, name = given.partition("=")
+        if not equals or layer in layers:
+            raise OptionError(f"--tier-encoder {given}: write LAYER=NAME, once for each layer")
+        layers[layer] = name
+    if text is None:
+        if layers:
+            raise OptionError("--tier-encoder is for the tiers: add --tiers {}")
+        return None, None
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise OptionError(f"--tiers {text}: {error}; write a JSON object") from error
+    if not isinstance(values, dict):
+        raise OptionError(f"--tiers {text}: write a JSON object")
+    options = TierOptions.from_mapping(values)
+    options.check_layers(layers or {SEMANTIC_LAYER})
+    return options, encoders_of(layers)

@@ -15,6 +15,9 @@ from typing import Any
 
 import typer
 
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C stopped."""
+
 
 def print_json(data: Any) -> None:
     """Print `data`, plain JSON values, as the command's whole output."""

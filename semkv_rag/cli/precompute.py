@@ -10,7 +10,14 @@ from typing import Annotated
 import typer
 
 from semkv_rag.cli import options
-from semkv_rag.cli.output import data_only_stdout, in_words, print_json, say, size_in_words
+from semkv_rag.cli.output import (
+    INTERRUPTED,
+    data_only_stdout,
+    in_words,
+    print_json,
+    say,
+    size_in_words,
+)
 from semkv_rag.cli.progress_bar import ProgressBar
 from semkv_rag.config import DEFAULT_NAMESPACE
 from semkv_rag.corpus import (
@@ -21,8 +28,6 @@ from semkv_rag.corpus import (
     precompute,
 )
 from semkv_rag.store import KVStore
-
-INTERRUPTED = 130
 
 
 def precompute_command(

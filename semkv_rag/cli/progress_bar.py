@@ -1,4 +1,4 @@
-"""The progress bar of `semkv precompute`, on stderr; silent where that is no terminal."""
+"""The progress bar of long commands, on stderr; silent where that is no terminal."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from semkv_rag.corpus import PrecomputeProgress
 
 
 class ProgressBar:
-    """Shows how far a run is: its share, chunks, tokens/s, time left and bytes. A context manager."""
+    """Shows how far a run is: its share, chunks, tokens/s, time left and bytes. A context manager.
 
-    def __init__(self) -> None:
+    Args:
+        things: what the run goes over, in words.
+    """
+
+    def __init__(self, things: str = "documents") -> None:
+        self._things = things
         console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -40,7 +45,7 @@ class ProgressBar:
             self._phase = state.phase
             self._computing_since = time.monotonic()
             self._progress.reset(self._task, total=1.0, description="Computing")
-        figures = f"{state.documents:,}/{state.documents_total:,} documents"
+        figures = f"{state.documents:,}/{state.documents_total:,} {self._things}"
         if state.phase == "computing":
             rate = state.tokens / max(1e-3, time.monotonic() - self._computing_since)
             figures += (

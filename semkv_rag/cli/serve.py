@@ -44,12 +44,15 @@ def serve_command(
     selector: Annotated[
         str, typer.Option(help=f"What picks them: {', '.join(SELECTORS)}.")
     ] = _DEFAULTS.selector,
+    tiers: options.Tiers = None,
+    tier_encoder: options.TierEncoders = None,
 ) -> None:
     """Serve a model with vLLM's OpenAI server, with reuse.
 
     The model stands first. Every option not listed here goes to vLLM as it is: --port, --dtype,
     --max-model-len and all others. A request may choose ratio and selector, or switch reuse off.
     """
+    tier_options, encoders = options.tier_options(tiers, tier_encoder)
     from semkv_rag.engine.serve import serve
 
     code = serve(
@@ -61,6 +64,7 @@ def serve_command(
         api_key_namespaces=_read_api_keys(api_key_namespaces) if api_key_namespaces else None,
         trust_request_namespace=trust_request_namespace,
         vllm_args=context.args,
+        **({} if tier_options is None else {"tiers": tier_options, "encoders": encoders}),
     )
     raise typer.Exit(code)
 

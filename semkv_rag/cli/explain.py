@@ -1,0 +1,97 @@
+"""`semkv explain`: why a prompt would be served out of the tiers, or not; without starting the model."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from semkv_rag.cli import options
+from semkv_rag.cli.output import data_only_stdout, print_json, say
+from semkv_rag.config import DEFAULT_NAMESPACE
+from semkv_rag.errors import OptionError
+from semkv_rag.tiers import Candidate, Cascade, TierOptions
+
+
+def explain_command(
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="The whole prompt; - reads it from stdin.")
+    ],
+    model: options.Model,
+    store: options.Store,
+    index_url: options.IndexUrl = None,
+    namespace: options.Namespace = DEFAULT_NAMESPACE,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="PROMPT is a user's message, for the chat template.")
+    ] = False,
+    source_version: Annotated[
+        str, typer.Option(help="The version of what the prompt was made from.")
+    ] = "",
+    tiers: options.Tiers = None,
+    tier_encoder: options.TierEncoders = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="The least similarity of a donor, over that of --tiers.")
+    ] = None,
+    reuse: Annotated[
+        str | None,
+        typer.Option(help="aligned, or substitute to see its vetoes; over that of --tiers."),
+    ] = None,
+    engine_arg: options.EngineArgs = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show the stored prompts that come nearest to a prompt in each tier, and what stopped each.
+
+    Nothing is computed by the model and nothing is stored.
+    """
+    tier_options, encoders = options.tier_options(tiers or "{}", tier_encoder)
+    assert tier_options is not None
+    chosen = {"threshold": threshold, "reuse": reuse}
+    tier_options = TierOptions.from_mapping(
+        tier_options.to_mapping()
+        | {name: value for name, value in chosen.items() if value is not None}
+    )
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if not text:
+        raise OptionError("the prompt is empty")
+    arguments = options.engine_args(engine_arg)
+    with data_only_stdout(), options.open_store(store, index_url, read_only=True) as kv_store:
+        from semkv_rag.engine.offline import OfflineModel
+
+        with OfflineModel(model, **arguments) as offline:
+            text, tokens = offline.render([{"role": "user", "content": text}] if chat else text)
+        known = {one.fingerprint: one.description for one in kv_store.models()}
+        with Cascade(kv_store, offline.fingerprint, tier_options, encoders) as cascade:
+            cascade.load()
+            found = cascade.explain(text, tokens, namespace, source_version=source_version)
+    if offline.fingerprint not in known:
+        names = sorted({description.get("model", "?") for description in known.values()})
+        say(
+            f"The store holds nothing of this model with these --engine-arg; it has {names}."
+            if names
+            else "The store is empty."
+        )
+    if not as_json:
+        typer.echo(str(found))
+        return
+    print_json(
+        {
+            "prompt_tokens": len(tokens),
+            "served": None if found.served is None else _told(found.served),
+            "candidates": [_told(candidate) for candidate in found.candidates],
+            "reasons": dict(found.reasons),
+        }
+    )
+
+
+def _told(candidate: Candidate) -> dict[str, Any]:
+    donor = candidate.donor
+    return {
+        "tier": candidate.tier,
+        "similarity": round(candidate.similarity, 4),
+        "stopped": candidate.stopped,
+        "donor": donor.id,
+        "text": donor.text,
+        "source_version": donor.source_version,
+        "encoder": None if candidate.key is None else candidate.key.encoder,
+    }

@@ -1,0 +1,121 @@
+"""`semkv warm`: prompts into the tiers, with a progress bar on stderr."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from semkv_rag.cli import options
+from semkv_rag.cli.output import (
+    INTERRUPTED,
+    data_only_stdout,
+    in_words,
+    print_json,
+    say,
+    size_in_words,
+)
+from semkv_rag.cli.progress_bar import ProgressBar
+from semkv_rag.config import DEFAULT_NAMESPACE
+from semkv_rag.corpus import Capturer, LazyCapturer
+from semkv_rag.corpus.prompt_file import PromptLine, read_prompts
+from semkv_rag.corpus.warm import WarmPrompt, WarmResult, warm
+from semkv_rag.errors import OptionError
+from semkv_rag.store import KVStore
+from semkv_rag.tiers import Cascade
+
+if TYPE_CHECKING:
+    from semkv_rag.engine.offline import OfflineModel
+
+
+def warm_command(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            exists=True, dir_okay=False, metavar="FILE", help="A JSON object in each line."
+        ),
+    ],
+    model: options.Model,
+    store: options.Store,
+    index_url: options.IndexUrl = None,
+    namespace: Annotated[
+        str, typer.Option(help="The tenant of prompts that name none.")
+    ] = DEFAULT_NAMESPACE,
+    tiers: options.Tiers = None,
+    tier_encoder: options.TierEncoders = None,
+    engine_arg: options.EngineArgs = None,
+    as_json: options.Json = False,
+) -> None:
+    """Prefill prompts and store them, so that requests that resemble them find their KV.
+
+    A line is {"prompt": "…"} or {"messages": […]}, with "namespace" and "source_version" where they
+    matter. All lines are checked before anything is computed. What is stored already costs nothing,
+    so the same command again goes on where it was stopped. Exit code 1: a prompt was not stored.
+    """
+    arguments = options.engine_args(engine_arg)
+    tier_options, encoders = options.tier_options(tiers or "{}", tier_encoder)
+    lines = read_prompts(file, namespace)
+    with data_only_stdout(), ExitStack() as stack:
+        from semkv_rag.engine.offline import OfflineModel
+
+        with OfflineModel(model, **arguments) as offline:
+            prompts = [_rendered(offline, line) for line in lines]
+        kv_store = stack.enter_context(KVStore(store, index_url=index_url))
+        cascade = stack.enter_context(
+            Cascade(kv_store, offline.fingerprint, tier_options, encoders)
+        )
+        cascade.load()
+        bar = stack.enter_context(ProgressBar("prompts"))
+
+        def start() -> Capturer:
+            from semkv_rag.engine import Engine
+
+            bar.starting(model)
+            return stack.enter_context(Engine(model, store=store, index_url=index_url, **arguments))
+
+        capturer = LazyCapturer(kv_store, fingerprint=lambda: offline.fingerprint, start=start)
+        try:
+            result = warm(
+                capturer,
+                cascade,
+                prompts,
+                max_tokens=offline.max_model_len,
+                on_progress=bar.update,
+            )
+        except KeyboardInterrupt:
+            bar.stop()
+            say("Stopped. What was stored is kept; the same command goes on from here.")
+            raise typer.Exit(INTERRUPTED) from None
+    for failure in result.failures:
+        say(f"{failure.source}: {failure.reason}")
+    if as_json:
+        print_json(asdict(result))
+    else:
+        _print_summary(result)
+    if result.failures:
+        raise typer.Exit(1)
+
+
+def _rendered(offline: OfflineModel, line: PromptLine) -> WarmPrompt:
+    try:
+        text, tokens = offline.render(line.prompt)
+    except OptionError as error:
+        raise OptionError(f"{line.name}: {error}") from error
+    return WarmPrompt(line.name, text, tokens, line.namespace, line.source_version)
+
+
+def _print_summary(result: WarmResult) -> None:
+    typer.echo(
+        f"{in_words(result.prompts, 'prompt')}: {result.stored:,} stored, "
+        f"{result.present:,} there already, {len(result.failures):,} failed"
+    )
+    if result.computed:
+        rate = result.tokens / result.computing_seconds
+        typer.echo(
+            f"{result.computed:,} computed: {result.tokens:,} tokens, "
+            f"{size_in_words(result.bytes)} in {result.computing_seconds:.1f} s "
+            f"({rate:,.0f} tokens/s)"
+        )

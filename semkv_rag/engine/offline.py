@@ -1,0 +1,79 @@
+"""A model without starting it: its fingerprint, its limits, and prompts in its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.renderers import renderer_from_config
+from vllm.renderers.inputs.preprocess import parse_model_prompt
+
+from semkv_rag.engine.fingerprint import config_fingerprint
+from semkv_rag.engine.launch import resolve
+from semkv_rag.errors import OptionError
+from semkv_rag.reuse import TokenArray, token_array
+
+
+class OfflineModel:
+    """A model's renderer, which is vLLM's own: prompts become the tokens that a request would send.
+
+    Args:
+        model: a folder or a hub name, as for `Engine`.
+        engine_args: as for `Engine`.
+
+    Attributes:
+        fingerprint: that the engine would have.
+        max_model_len: the context window, in tokens.
+
+    Raises:
+        OptionError: an engine argument is unknown.
+        EngineError: vLLM cannot load the model, or its files are not on this machine.
+    """
+
+    def __init__(self, model: str, **engine_args: Any) -> None:
+        config, _ = resolve(model, engine_args, None)
+        self.fingerprint = config_fingerprint(config)
+        self.max_model_len: int = config.model_config.max_model_len
+        self._config = config.model_config
+        self._renderer = renderer_from_config(config)
+
+    def render(self, prompt: str | Sequence[Mapping[str, Any]]) -> tuple[str, TokenArray]:
+        """A prompt's text, by which the tiers know it, and its tokens, [tokens].
+
+        Args:
+            prompt: text, or messages for the model's chat template.
+
+        Raises:
+            OptionError: the messages cannot be put through the template, or there is none.
+        """
+        if isinstance(prompt, str):
+            given = parse_model_prompt(self._config, prompt)
+            (rendered,) = self._renderer.render_cmpl([given])
+        else:
+            try:
+                request = ChatCompletionRequest.model_validate({"messages": prompt})
+                params = request.build_chat_params(None, "auto")
+                _, (rendered,) = self._renderer.render_chat([request.messages], params)
+            except (ValueError, TypeError) as error:
+                raise OptionError(f"vLLM does not take these messages: {error}") from error
+        tokens = rendered["prompt_token_ids"]
+        # As requests are looked up.
+        text = rendered.get("prompt") or self._renderer.get_tokenizer().decode(tokens)
+        return text, token_array(tokens)
+
+    def close(self) -> None:
+        """End the renderer's threads."""
+        self._renderer.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
