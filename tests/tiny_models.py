@@ -26,6 +26,13 @@ MAX_POSITIONS = 2048
 IMAGE_SIZE = 56  # pixels, both ways
 PATCH_SIZE = 14
 IMAGE_TOKEN = VOCABULARY
+BLIP2_QUERIES = 6
+_IDEFICS3_MARKS = (
+    "<fake_token_around_image>",
+    "<global-img>",
+    "<end_of_utterance>",
+    *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
+)
 
 # Head size 32 and two query heads per KV head, unless an architecture says otherwise.
 SHAPE: dict[str, Any] = {
@@ -204,7 +211,63 @@ def _llava() -> transformers.PretrainedConfig:
     )
 
 
-ARCHITECTURES = SERVABLE | UNSERVABLE | {"mid": _mid, "llava": _llava}
+def _idefics3() -> transformers.PretrainedConfig:
+    # Vision transformer, patches merged by pixel shuffle, one linear projection.
+    return transformers.Idefics3Config(
+        image_token_id=IMAGE_TOKEN,
+        scale_factor=2,
+        pad_token_id=TOKENS["pad_token_id"],
+        tie_word_embeddings=False,
+        vision_config={
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": IMAGE_SIZE,
+            "patch_size": PATCH_SIZE,
+        },
+        text_config=_text_of_images(IMAGE_TOKEN + 1 + len(_IDEFICS3_MARKS)),
+    )
+
+
+def _blip2() -> transformers.PretrainedConfig:
+    # Vision transformer, learned queries that attend to it, one linear projection.
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 2}
+    shape = {"hidden_size": 64, "intermediate_size": 128, **layers}
+    config = transformers.Blip2Config(
+        num_query_tokens=BLIP2_QUERIES,
+        image_token_index=IMAGE_TOKEN,
+        vision_config={**shape, "image_size": IMAGE_SIZE, "patch_size": PATCH_SIZE},
+        qformer_config={
+            **shape,
+            "vocab_size": IMAGE_TOKEN + 1,
+            "encoder_hidden_size": 64,
+            "cross_attention_frequency": 2,
+            "max_position_embeddings": 64,
+        },
+        text_config={**_text_of_images(IMAGE_TOKEN + 1), "tie_word_embeddings": False},
+    )
+    config.tie_word_embeddings = False
+    return config
+
+
+def _text_of_images(vocabulary: int) -> dict[str, Any]:
+    """The language model behind a vision tower that vLLM loads by its own class."""
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        **SHAPE,
+        **TOKENS,
+        "vocab_size": vocabulary,
+    }
+
+
+IMAGE_PROMPTS = {"llava": "<image>", "idefics3": "<image>", "blip2": ""}
+"""Architectures that take images, and what stands for one in a prompt's text."""
+
+ARCHITECTURES = (
+    SERVABLE | UNSERVABLE | {"mid": _mid, "llava": _llava, "idefics3": _idefics3, "blip2": _blip2}
+)
 
 
 def build_tiny_model(arch: str, folder: Path, *, seed: int = 0) -> Path:
@@ -212,7 +275,8 @@ def build_tiny_model(arch: str, folder: Path, *, seed: int = 0) -> Path:
 
     The same `arch` and `seed` give the same weights: float32, but bfloat16 for `mid` (24 layers,
     0.15 B parameters, for benchmarks). The tokenizer is a byte-level BPE with `<eos>` = 0 and
-    `<pad>` = 1; any id from 2 up is an ordinary token. `llava` takes images: `<image>` is its last.
+    `<pad>` = 1; any id from 2 up is an ordinary token, but for those of `IMAGE_PROMPTS`, which have
+    `<image>` and more from `IMAGE_TOKEN` up.
 
     Raises:
         KeyError: `arch` is not one of `ARCHITECTURES`.
@@ -222,7 +286,7 @@ def build_tiny_model(arch: str, folder: Path, *, seed: int = 0) -> Path:
     generator = torch.Generator().manual_seed(seed)
     std = WEIGHT_STD * (SHAPE["hidden_size"] / text.hidden_size) ** 0.5
     kind: Any = transformers.AutoModelForCausalLM
-    if arch == "llava":
+    if arch in IMAGE_PROMPTS:
         kind = transformers.AutoModelForImageTextToText
     model = kind.from_config(config, dtype=torch.float32)
     with torch.no_grad():
@@ -234,8 +298,8 @@ def build_tiny_model(arch: str, folder: Path, *, seed: int = 0) -> Path:
         model = model.to(torch.bfloat16)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
-    if arch == "llava":
-        _processor().save_pretrained(folder)
+    if arch in IMAGE_PROMPTS:
+        _PROCESSORS[arch]().save_pretrained(folder)
     else:
         _tokenizer(config).save_pretrained(folder)
     return folder
@@ -290,21 +354,56 @@ _IMAGE_TEMPLATE = (
 )
 
 
-def _processor() -> transformers.ProcessorMixin:
-    """The tokenizer, with one more token that stands for an image, and what cuts it into patches."""
+def _image_tokenizer(*marks: str) -> transformers.PreTrainedTokenizerFast:
+    """The tokenizer, with one more token that stands for an image, and further ones."""
     tokenizer = _tokenizer(_llama())
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>", *marks]})
+    return tokenizer
+
+
+def _llava_processor() -> transformers.ProcessorMixin:
     return transformers.LlavaProcessor(
         transformers.CLIPImageProcessor(
             size={"shortest_edge": IMAGE_SIZE},
             crop_size={"height": IMAGE_SIZE, "width": IMAGE_SIZE},
         ),
-        tokenizer,
+        _image_tokenizer(),
         patch_size=PATCH_SIZE,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
         chat_template=_IMAGE_TEMPLATE,
     )
+
+
+def _idefics3_processor() -> transformers.ProcessorMixin:
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    edge = {"longest_edge": IMAGE_SIZE}
+    return transformers.Idefics3Processor(
+        image_processor=Idefics3ImageProcessorPil(
+            size=edge, max_image_size=edge, do_image_splitting=False
+        ),
+        tokenizer=_image_tokenizer(*_IDEFICS3_MARKS),
+        image_seq_len=(IMAGE_SIZE // PATCH_SIZE) ** 2 // 4,
+        chat_template=_IMAGE_TEMPLATE,
+    )
+
+
+def _blip2_processor() -> transformers.ProcessorMixin:
+    from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
+
+    return transformers.Blip2Processor(
+        image_processor=BlipImageProcessorPil(size={"height": IMAGE_SIZE, "width": IMAGE_SIZE}),
+        tokenizer=_image_tokenizer(),
+        num_query_tokens=BLIP2_QUERIES,
+    )
+
+
+_PROCESSORS: dict[str, Callable[[], transformers.ProcessorMixin]] = {
+    "llava": _llava_processor,
+    "idefics3": _idefics3_processor,
+    "blip2": _blip2_processor,
+}
 
 
 if __name__ == "__main__":

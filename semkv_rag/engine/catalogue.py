@@ -6,17 +6,15 @@ chunk that another process has just stored is found by the next prompt.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import groupby
 
+from semkv_rag.engine.touching import Touches
 from semkv_rag.reuse import ChunkIndex, Span, StoredTokens, TokenArray
 from semkv_rag.store import KVStore
 
 LOADED_AT_ONCE = 1000
-TOUCH_SECONDS = 10.0
 
 
 class Catalogue:
@@ -31,14 +29,11 @@ class Catalogue:
         self._model = model
         self._seen = 0
         self._indexes: dict[str, ChunkIndex] = {}
-        self._used: set[str] = set()
-        self._touched_at = time.monotonic()
-        self._touching = ThreadPoolExecutor(1, thread_name_prefix="semkv-touch")
+        self._touches = Touches(store.touch)
 
     def close(self) -> None:
         """Write down what was used, and stop."""
-        self._touch()
-        self._touching.shutdown(wait=True)
+        self._touches.close()
 
     def match(self, namespace: str, prompt: TokenArray) -> list[Span]:
         """The namespace's chunks in `prompt`, in prompt order, none overlapping another.
@@ -49,9 +44,7 @@ class Catalogue:
         self.refresh()
         index = self._indexes.get(namespace)
         spans = index.match(prompt) if index is not None else []
-        self._used.update(span.chunk_id for span in spans)
-        if time.monotonic() - self._touched_at > TOUCH_SECONDS:
-            self._touch()
+        self._touches.note(span.chunk_id for span in spans)
         return spans
 
     def refresh(self) -> None:
@@ -77,13 +70,6 @@ class Catalogue:
         """Match these chunks no more, because they are gone or their files are bad."""
         if namespace in self._indexes:
             self._indexes[namespace].remove(ids)
-
-    def _touch(self) -> None:
-        """Tell the store what was used, for its eviction; not while a request waits."""
-        self._touched_at = time.monotonic()
-        used, self._used = self._used, set()
-        if used and not self._store.read_only:
-            self._touching.submit(self._store.touch, used)
 
     def __len__(self) -> int:
         return sum(len(index) for index in self._indexes.values())

@@ -2,8 +2,9 @@
 
 KV computed by one model must never be used by another, so each chunk is stored under the fingerprint
 of what computed it: the weights' bytes, the tokenizer's, the configuration with all overrides
-(rope settings among it), dtype, KV dtype, quantisation, and how heads are spread over ranks.
-The name or path of a model is no part of it: a copy is the same model.
+(rope settings among it), dtype, KV dtype, quantisation, and how heads are spread over ranks; of a model
+that takes images also what is done to them before and in the vision tower, which vLLM's hash of an
+image does not tell. The name or path of a model is no part of it: a copy is the same model.
 """
 
 from __future__ import annotations
@@ -21,7 +22,20 @@ from semkv_rag.errors import EngineError
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.tiktoken", "special_tokens_map.json")
+PROCESSOR = ("*processor_config.json", "*.py")
 VOLATILE = {"_name_or_path", "transformers_version", "_commit_hash", "name_or_path"}
+
+
+MULTIMODAL = (
+    "media_io_kwargs",
+    "mm_processor_kwargs",
+    "mm_device_do_normalize",
+    "mm_encoder_attn_dtype",
+    "mm_encoder_fp8_scale_path",
+    "video_pruning_rate",
+    "video_pruning_method",
+)
+"""Of vLLM's `MultiModalConfig`, what changes an image's or a video's features."""
 
 
 def config_fingerprint(config: VllmConfig) -> str:
@@ -46,6 +60,11 @@ def config_fingerprint(config: VllmConfig) -> str:
     }
     if facts["load_format"] == "dummy":
         facts["seed"] = model.seed
+    if model.multimodal_config is not None:
+        facts["multimodal"] = {
+            **{name: getattr(model.multimodal_config, name, None) for name in MULTIMODAL},
+            "files": _files_digest(_folder(model.model, model.revision), PROCESSOR),
+        }
     return blake3(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 

@@ -1,47 +1,119 @@
-"""The fusion tier's word on a request's images."""
+"""The fusion tier (L1.5): what a model's projector made of an image is stored and loaded again.
+
+vLLM asks an *encoder-cache connector* before it runs the vision tower on an image. It makes one
+`FusionConnector` in the scheduler and one in each worker; each holds the half of its role. See
+`fusion_lookup.StateLookup` for the scheduler's half, `fusion_writer.StateWriter` for the workers', and
+`ec_connector/base.py` of vLLM for the contract of both. It stands beside the KV connector: which images
+may be loaded and saved is said by the names that its `RequestPlanner` gives them (`fusion_ids`), and an
+image whose KV is reused is never asked for here.
+
+Configured by `ECTransferConfig.ec_connector_extra_config`; `engine.launch` writes it:
+
+* `root`: the store's folder, `index_url`: its index;
+* `max_bytes`: what the states of one namespace may take.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-KEPT_REPORTS = 10_000
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed.ec_transfer.ec_connector.base import (
+    ECConnectorBase,
+    ECConnectorMetadata,
+    ECConnectorRole,
+)
 
+from semkv_rag.engine.fingerprint import config_fingerprint
+from semkv_rag.engine.fusion_lookup import FusionStep, StateLookup
+from semkv_rag.engine.fusion_report import FusionReport, take_fusion_report
+from semkv_rag.engine.fusion_writer import StateWriter
+from semkv_rag.errors import SemKVError
+from semkv_rag.store import KVStore
 
-@dataclass(frozen=True)
-class FusionReport:
-    """What became of the images of one request.
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
 
-    An image whose features nobody needed is not counted: vLLM had its KV, or its features from an
-    earlier request.
+__all__ = ["FusionConnector", "FusionReport", "take_fusion_report"]
 
-    Attributes:
-        loaded: images whose fusion state came from the store.
-        computed: images that went through the vision tower.
-        mapped: how many of the loaded ones have the state of another image, their donor.
-        reason: in words, why images were computed; None when none was.
-    """
-
-    loaded: int = 0
-    computed: int = 0
-    mapped: int = 0
-    reason: str | None = None
-
-
-_reports: OrderedDict[str, FusionReport] = OrderedDict()
-
-
-def take_fusion_report(request_id: str) -> FusionReport | None:
-    """What became of a request's images; once, in the process of vLLM's scheduler.
-
-    Returns:
-        None when the tier does not run, or the request had no images that may be reused.
-    """
-    return _reports.pop(request_id, None)
+logger = logging.getLogger(__name__)
 
 
-def note_fusion_report(request_id: str, report: FusionReport) -> None:
-    """Keep a request's report until it is taken; the oldest go where nobody takes them."""
-    _reports[request_id] = report
-    while len(_reports) > KEPT_REPORTS:
-        _reports.popitem(last=False)
+class FusionConnector(ECConnectorBase):
+    """See the module's docstring."""
+
+    def __init__(self, vllm_config: VllmConfig, role: ECConnectorRole) -> None:
+        super().__init__(vllm_config=vllm_config, role=role)
+        extra = vllm_config.ec_transfer_config.ec_connector_extra_config
+        root, index_url = Path(extra["root"]), extra["index_url"]
+        self._lookup: StateLookup | None = None
+        self._writer: StateWriter | None = None
+        if role is ECConnectorRole.WORKER:
+            device = vllm_config.device_config.device
+            self._writer = StateWriter(root, index_url, extra["max_bytes"], torch.device(device))
+        else:
+            self._lookup = _open_lookup(vllm_config, root, index_url)
+
+    def shutdown(self) -> None:
+        if self._lookup is not None:
+            self._lookup.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    # ---- scheduler -------------------------------------------------------------------------
+
+    @property
+    def lookup(self) -> StateLookup:
+        assert self._lookup is not None, "asked of a worker's connector"
+        return self._lookup
+
+    def ensure_cache_available(self, request: Request, num_computed_tokens: int) -> bool:
+        """Never waits; it is the one call that shows the request before its images are asked for."""
+        self.lookup.see(request)
+        return True
+
+    def has_cache_item(self, identifier: str) -> bool:
+        return self.lookup.has(identifier)
+
+    def update_state_after_alloc(self, request: Request, index: int) -> None:
+        self.lookup.allocated(request, index)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> ECConnectorMetadata:
+        return self.lookup.step()
+
+    def request_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
+        self.lookup.finished(request)
+        return False, None
+
+    # ---- worker ----------------------------------------------------------------------------
+
+    @property
+    def writer(self) -> StateWriter:
+        assert self._writer is not None, "asked of a scheduler's connector"
+        return self._writer
+
+    def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
+        assert isinstance(self._connector_metadata, FusionStep)
+        self.writer.load(self._connector_metadata, encoder_cache)
+
+    def save_caches(
+        self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any
+    ) -> None:
+        assert isinstance(self._connector_metadata, FusionStep)
+        self.writer.save(self._connector_metadata, encoder_cache, mm_hash)
+
+
+def _open_lookup(config: VllmConfig, root: Path, index_url: str | None) -> StateLookup:
+    store, fault = None, None
+    try:
+        store = KVStore(root, index_url=index_url)
+    except SemKVError as error:
+        fault = str(error)
+        logger.warning("semkv: the store %s cannot be used: %s", root, error)
+    # Measured by vLLM on the loaded model, before its scheduler is made.
+    widths = config.ec_transfer_config.mm_encoder_output_widths
+    return StateLookup(store, config_fingerprint(config), widths, fault)

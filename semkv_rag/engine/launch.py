@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from vllm import AsyncEngineArgs
-from vllm.config import KVTransferConfig, VllmConfig
+from vllm.config import ECTransferConfig, KVTransferConfig, VllmConfig
 from vllm.platforms import current_platform
 
 from semkv_rag.config import ReuseOptions
+from semkv_rag.engine.chat import takes_images
 from semkv_rag.engine.fingerprint import config_fingerprint
 from semkv_rag.engine.model_view import config_obstacle
 from semkv_rag.errors import EngineError, OptionError
@@ -20,6 +21,9 @@ from semkv_rag.errors import EngineError, OptionError
 logger = logging.getLogger(__name__)
 
 CPU_KV_CACHE_BYTES = 4 << 30
+STATE_BYTES = 8 << 30
+"""What the fusion states of one namespace may take on disk."""
+
 WORKER = "semkv_rag.engine.worker.SemKVWorker"
 
 
@@ -46,6 +50,41 @@ def transfer_config(
     }
 
 
+def connect_fusion(config: VllmConfig, *, enable_mm_embeds: bool) -> None:
+    """Have the fusion states of images stored, where a model with our KV connector takes images.
+
+    vLLM lets clients send embeddings in place of images as soon as a connector may load; whoever could
+    do that could put what they like under an image's name. So that is put back as the user had it.
+
+    Args:
+        config: as vLLM made it; changed.
+        enable_mm_embeds: what the user asked for.
+
+    Raises:
+        OptionError: an encoder-cache connector is configured already.
+    """
+    model = config.model_config
+    if model.multimodal_config is None:
+        return
+    model.multimodal_config.enable_mm_embeds = enable_mm_embeds
+    model.multimodal_config.allow_missing_mm_embeddings = False
+    if config.ec_transfer_config is not None:
+        raise OptionError("ec_transfer_config is set where a store is given: leave it out")
+    if not takes_images(model):
+        return
+    store = config.kv_transfer_config.kv_connector_extra_config
+    config.ec_transfer_config = ECTransferConfig(
+        ec_connector="FusionConnector",
+        ec_connector_module_path="semkv_rag.engine.fusion",
+        ec_role="ec_both",
+        ec_connector_extra_config={
+            "root": store["root"],
+            "index_url": store["index_url"],
+            "max_bytes": STATE_BYTES,
+        },
+    )
+
+
 def resolve(
     model: str, engine_args: Mapping[str, Any], transfer: Mapping[str, Any] | None
 ) -> tuple[VllmConfig, str | None]:
@@ -69,6 +108,7 @@ def resolve(
     config = _configuration(model, {**engine_args, **connected})
     obstacle = config_obstacle(config)
     if obstacle is None:
+        connect_fusion(config, enable_mm_embeds=bool(engine_args.get("enable_mm_embeds", False)))
         return config, None
     logger.warning("semkv: this model is answered without reuse: %s", obstacle)
     return _configuration(model, engine_args), obstacle

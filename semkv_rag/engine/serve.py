@@ -24,7 +24,7 @@ from semkv_rag.engine.chat import has_chat_template, takes_images
 from semkv_rag.engine.fingerprint import config_fingerprint
 from semkv_rag.engine.forced_tools import configure_tools
 from semkv_rag.engine.gate import GateReport, ask_gate
-from semkv_rag.engine.launch import WORKER, transfer_config
+from semkv_rag.engine.launch import WORKER, connect_fusion, transfer_config
 from semkv_rag.engine.llm_capturer import LLMCapturer
 from semkv_rag.engine.model_view import config_obstacle
 from semkv_rag.engine.reporting import ReportingLLM
@@ -135,6 +135,8 @@ async def _run(
 ) -> None:
     engine_args = AsyncEngineArgs.from_cli_args(args)
     config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    if obstacle is None:
+        connect_fusion(config, enable_mm_embeds=engine_args.enable_mm_embeds)
     address, sock = setup_server(args, reuse_port=False)
     try:
         llm = ReportingLLM.from_vllm_config(

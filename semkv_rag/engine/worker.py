@@ -9,11 +9,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from vllm.distributed.ec_transfer import get_ec_transfer, has_ec_transfer
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.platforms import current_platform
 
 from semkv_rag.engine.connector import SemKVConnector
 from semkv_rag.engine.executor import BlendExecutor
+from semkv_rag.engine.fusion import FusionConnector
 from semkv_rag.engine.gate import GateReport
 
 if TYPE_CHECKING:
@@ -49,6 +51,11 @@ class SemKVWorker(PlatformWorker):
         """The fields of `Captured`, for chunks whose capture ended since the last call."""
         executor = _executor()
         return [asdict(captured) for captured in executor.take_captures()] if executor else []
+
+    def semkv_flush_states(self) -> None:
+        """Wait until the fusion states that were computed so far are stored."""
+        if has_ec_transfer() and isinstance(connector := get_ec_transfer(), FusionConnector):
+            connector.writer.flush()
 
 
 def _executor() -> BlendExecutor | None:

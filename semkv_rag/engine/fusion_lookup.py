@@ -1,0 +1,227 @@
+"""The scheduler's half of the fusion tier: whose state is loaded, and whose is computed and saved.
+
+Called from vLLM's scheduler, all in one thread. Of a request whose image's features are needed:
+
+* `see` before anything is asked about it;
+* `has` for each image: this is the decision, and there is no way back from a yes, so the state is read
+  and checked here, and held until the workers have it. A file that vanishes later does no harm;
+* `allocated` for each image whose features the workers will have, loaded or computed;
+* `step` once for every step: the work of the workers;
+* `finished` once.
+
+Nothing here raises: whatever is wrong with a state, the image is computed and the reason reported.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorMetadata
+
+from semkv_rag.engine.fusion_ids import StateRef, parse_identifier
+from semkv_rag.engine.fusion_report import FusionReport, note_fusion_report, take_fusion_report
+from semkv_rag.engine.touching import Touches
+from semkv_rag.errors import SemKVError, StateFileError
+from semkv_rag.store import KVStore, state_id
+
+if TYPE_CHECKING:
+    from vllm.multimodal.inputs import MultiModalFeatureSpec
+    from vllm.v1.request import Request
+
+logger = logging.getLogger(__name__)
+
+HELD_BYTES = 256 << 20
+"""States that were read for requests that then got no place: more are read again."""
+
+Outcome = Literal["loaded", "mapped", "computed"]
+
+
+@dataclass
+class FusionStep(ECConnectorMetadata):
+    """The work of one step.
+
+    Attributes:
+        model: the fingerprint under which states are saved.
+        loads: states to put into vLLM's encoder cache, [image tokens, width] each, by identifier.
+        saves: by identifier, the images that this step computes and whose states are to be saved.
+    """
+
+    model: str
+    loads: dict[str, Tensor] = field(default_factory=dict)
+    saves: dict[str, StateRef] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the store has for an image.
+
+    Attributes:
+        state: [image tokens, width], or None when it must be computed.
+        id: the state's, in the store.
+        mapped: whether it is the donor's.
+        reason: in words, why it must be computed.
+    """
+
+    state: Tensor | None = None
+    id: str = ""
+    mapped: bool = False
+    reason: str | None = None
+
+
+@dataclass
+class _Images:
+    """What became of a live request's images, by their place in it."""
+
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+
+    def report(self) -> FusionReport:
+        outcomes = list(self.outcomes.values())
+        return FusionReport(
+            loaded=len(outcomes) - outcomes.count("computed"),
+            computed=outcomes.count("computed"),
+            mapped=outcomes.count("mapped"),
+            reason="; ".join(dict.fromkeys(self.reasons.values())) or None,
+        )
+
+
+class StateLookup:
+    """One per engine.
+
+    Args:
+        store: None when it could not be opened, see `store_fault`.
+        model: the model's fingerprint.
+        widths: of one row of features, by modality, as vLLM measured them.
+        store_fault: in words, why there is no store.
+    """
+
+    def __init__(
+        self,
+        store: KVStore | None,
+        model: str,
+        widths: Mapping[str, int],
+        store_fault: str | None = None,
+    ) -> None:
+        self._store = store
+        self._model = model
+        self._widths = widths
+        self._store_fault = store_fault
+        self._touches = Touches(store.states.touch) if store is not None else None
+        self._request: Request | None = None
+        self._images: dict[str, _Images | None] = {}
+        self._found: dict[tuple[str, int], _Found] = {}
+        self._step = FusionStep(model)
+
+    def close(self) -> None:
+        """Called once, at shutdown."""
+        if self._touches is not None:
+            self._touches.close()
+        if self._store is not None:
+            self._store.close()
+
+    def see(self, request: Request) -> None:
+        """The scheduler is about to ask for this request's images; called again and again."""
+        self._request = request
+        if request.request_id not in self._images:
+            named = any(parse_identifier(feature.identifier) for feature in request.mm_features)
+            self._images[request.request_id] = _Images() if named else None
+            if named:
+                note_fusion_report(request.request_id, FusionReport())
+
+    def has(self, identifier: str) -> bool:
+        """Whether an image of the request that was seen last is loaded; if not, it is computed."""
+        ref = parse_identifier(identifier)
+        if ref is None or self._request is None:
+            return False
+        named = [f for f in self._request.mm_features if f.identifier == identifier]
+        if len({_rows(feature) for feature in named}) != 1:
+            return False  # a client gave images of several sizes one name; vLLM refuses that
+        key = identifier, _rows(named[0])
+        if key not in self._found:
+            self._found[key] = self._find(ref, named[0])
+        return self._found[key].state is not None
+
+    def allocated(self, request: Request, index: int) -> None:
+        """An image of a request was given its place in vLLM's encoder cache."""
+        feature = request.mm_features[index]
+        identifier = feature.identifier
+        ref = parse_identifier(identifier)
+        images = self._images.get(request.request_id)
+        if ref is None or images is None:
+            return
+        found = self._found.pop(
+            (identifier, _rows(feature)), _Found(reason="the store was not asked")
+        )
+        if found.state is not None:
+            self._step.loads[identifier] = found.state
+            images.outcomes.setdefault(index, "mapped" if found.mapped else "loaded")
+            if self._touches is not None:
+                self._touches.note([found.id])
+        else:
+            if ref.save and self._store is not None and not self._store.read_only:
+                self._step.saves[identifier] = ref
+            images.outcomes[index] = "computed"
+            images.reasons.setdefault(index, found.reason or "")
+        note_fusion_report(request.request_id, images.report())
+
+    def step(self) -> FusionStep:
+        """The work of the coming step; called once, after its requests were scheduled."""
+        step, self._step = self._step, FusionStep(self._model)
+        # What is left belongs to requests that got no place; they ask again.
+        held, kept = 0, {}
+        for key, found in self._found.items():
+            if found.state is not None and held + found.state.nbytes <= HELD_BYTES:
+                held += found.state.nbytes
+                kept[key] = found
+        self._found = kept
+        return step
+
+    def finished(self, request: Request) -> None:
+        """The request is done, and its report was taken by whoever wanted it."""
+        self._request = None
+        if self._images.pop(request.request_id, None) is not None:
+            take_fusion_report(request.request_id)
+
+    def _find(self, ref: StateRef, feature: MultiModalFeatureSpec) -> _Found:
+        if self._store is None:
+            return _Found(reason=f"the store cannot be used: {self._store_fault}")
+        reasons = []
+        for key in (ref.donor_key, ref.key):
+            if key is None:
+                continue
+            whose = "the image" if key == ref.key else "the image it is taken for"
+            try:
+                state = self._store.states.load(self._model, ref.namespace, key)
+                if state is None:
+                    reasons.append(f"the features of {whose} are not stored")
+                    continue
+                self._check(state, feature)
+            except SemKVError as error:
+                reasons.append(f"the stored features of {whose} cannot be used: {error}")
+                continue
+            except Exception as error:
+                logger.exception("A fusion state could not be read; the image is computed")
+                reasons.append(f"the stored features of {whose} cannot be read: {error!r}")
+                continue
+            id_ = state_id(self._model, ref.namespace, key)
+            return _Found(state, id_, mapped=key != ref.key)
+        return _Found(reason="; ".join(reasons))
+
+    def _check(self, state: Tensor, feature: MultiModalFeatureSpec) -> None:
+        """That a state can stand for an image: vLLM would not start again from one that cannot.
+
+        Raises:
+            StateFileError: it has another shape.
+        """
+        wanted = (_rows(feature), self._widths.get(feature.modality))
+        if tuple(state.shape) != wanted:
+            raise StateFileError(f"they are {list(state.shape)}, not {list(wanted)}")
+
+
+def _rows(feature: MultiModalFeatureSpec) -> int:
+    """How many rows of features an image has."""
+    return int(feature.mm_position.get_num_embeds())
