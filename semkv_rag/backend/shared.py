@@ -1,4 +1,4 @@
-"""The engines of a process, one for each (model, store, engine and chat arguments).
+"""The engines of a process, one for each (model, store, tiers, engine and chat arguments).
 
 A model in memory is expensive, so all LLM objects with the same key share one, whatever framework they
 are of. Engines are started at first use and end with the process, or by `close_engines`.
@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from semkv_rag.tiers.named import tiers_of
+
 if TYPE_CHECKING:
     from semkv_rag.engine import Engine
+    from semkv_rag.tiers import Encoder, TierOptions
 
 _engines: dict[str, Engine] = {}
 _lock = threading.Lock()
@@ -25,12 +28,16 @@ def shared_engine(
     index_url: str | None,
     engine_args: Mapping[str, Any],
     chat_args: Mapping[str, Any] | None = None,
+    tiers: TierOptions | Mapping[str, Any] | None = None,
+    encoders: Mapping[str, str | Encoder] | None = None,
 ) -> Engine:
     """The process's engine for these arguments; the first call starts it, which takes a while.
 
     Args:
         engine_args: further arguments of `Engine`: its own options, or fields of `AsyncEngineArgs`.
         chat_args: options of vLLM's chat, as `Engine` takes them.
+        tiers: as `Engine` takes them, or a mapping of their fields.
+        encoders: of the tiers, by layer; some by name, see `semkv_rag.tiers.named`.
 
     Raises:
         MissingExtraError: vLLM is not installed.
@@ -39,14 +46,22 @@ def shared_engine(
         EngineError: vLLM does not start.
     """
     folder = None if store is None else str(Path(store).resolve())
-    named = [model, folder, index_url, dict(engine_args), dict(chat_args or {})]
+    options, made = tiers_of(tiers, encoders)
+    given = [None if options is None else options.to_mapping(), dict(encoders or {})]
+    named = [model, folder, index_url, dict(engine_args), dict(chat_args or {}), *given]
     key = json.dumps(named, sort_keys=True, default=repr)
     with _lock:  # also while it starts: nobody is to start a second one
         if key not in _engines:
             from semkv_rag.engine import Engine
 
             _engines[key] = Engine(
-                model, store=folder, index_url=index_url, chat_args=chat_args, **engine_args
+                model,
+                store=folder,
+                index_url=index_url,
+                chat_args=chat_args,
+                tiers=options,
+                encoders=made,
+                **engine_args,
             )
         return _engines[key]
 

@@ -13,7 +13,7 @@ from semkv_rag.errors import OptionError, StoreError
 from semkv_rag.store import KVStore
 from semkv_rag.tiers import Encoder, TierOptions
 from semkv_rag.tiers.lookup import SEMANTIC_LAYER
-from semkv_rag.tiers.named import MINILM, encoders_of
+from semkv_rag.tiers.named import MINILM, tiers_of
 
 Store: TypeAlias = Annotated[
     Path,
@@ -115,16 +115,10 @@ def tier_options(
         if not equals or layer in layers:
             raise OptionError(f"--tier-encoder {given}: write LAYER=NAME, once for each layer")
         layers[layer] = name
-    if text is None:
-        if layers:
-            raise OptionError("--tier-encoder is for the tiers: add --tiers {}")
-        return None, None
     try:
-        values = json.loads(text)
+        values = None if text is None else json.loads(text)
     except ValueError as error:
         raise OptionError(f"--tiers {text}: {error}; write a JSON object") from error
-    if not isinstance(values, dict):
+    if text is not None and not isinstance(values, dict):
         raise OptionError(f"--tiers {text}: write a JSON object")
-    options = TierOptions.from_mapping(values)
-    options.check_layers(layers or {SEMANTIC_LAYER})
-    return options, encoders_of(layers)
+    return tiers_of(values, layers)

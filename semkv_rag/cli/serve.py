@@ -63,8 +63,9 @@ def serve_command(
         namespace=namespace,
         api_key_namespaces=_read_api_keys(api_key_namespaces) if api_key_namespaces else None,
         trust_request_namespace=trust_request_namespace,
+        tiers=tier_options,
+        encoders=encoders,
         vllm_args=context.args,
-        **({} if tier_options is None else {"tiers": tier_options, "encoders": encoders}),
     )
     raise typer.Exit(code)
 

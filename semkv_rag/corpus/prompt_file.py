@@ -93,4 +93,6 @@ def _messages(values: Any) -> Sequence[Mapping[str, Any]]:
         parts = content if isinstance(content, list) else []
         if any(not isinstance(part, dict) or part.get("type") != "text" for part in parts):
             raise OptionError("messages: only text can be stored ahead")
+        if any(not isinstance(part.get("text"), str) for part in parts):
+            raise OptionError("messages: a part of type text has its text")
     return values

@@ -123,7 +123,9 @@ class _Run:
     def _sort(self, prompt: WarmPrompt, missing: dict[str, WarmPrompt]) -> None:
         """Find out what there is to do for a prompt, and do it unless it takes the engine."""
         id_ = chunk_id(self._model, prompt.namespace, token_array([]), prompt.tokens)
-        if len(prompt.tokens) >= self._max_tokens:
+        if not len(prompt.tokens):
+            self._fail(prompt, "no tokens")
+        elif len(prompt.tokens) >= self._max_tokens:
             self._fail(
                 prompt, f"{len(prompt.tokens):,} tokens, and the model takes {self._max_tokens:,}"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -50,12 +51,14 @@ class OfflineModel:
         """
         if isinstance(prompt, str):
             given = parse_model_prompt(self._config, prompt)
-            (rendered,) = self._renderer.render_cmpl([given])
+            (rendered,) = self._renderer.render_cmpl([given], _of_any_length(self._renderer))
         else:
             try:
                 request = ChatCompletionRequest.model_validate({"messages": prompt})
                 params = request.build_chat_params(None, "auto")
-                _, (rendered,) = self._renderer.render_chat([request.messages], params)
+                _, (rendered,) = self._renderer.render_chat(
+                    [request.messages], params, _of_any_length(self._renderer, chat=True)
+                )
             except (ValueError, TypeError) as error:
                 raise OptionError(f"vLLM does not take these messages: {error}") from error
         tokens = rendered["prompt_token_ids"]
@@ -77,3 +80,9 @@ class OfflineModel:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _of_any_length(renderer: Any, *, chat: bool = False) -> Any:
+    """How prompts are made tokens, those that are longer than the model takes among them."""
+    usual = renderer.default_chat_tok_params if chat else renderer.default_cmpl_tok_params
+    return replace(usual, max_total_tokens=None)

@@ -8,10 +8,12 @@ CLIP model that is given images.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from semkv_rag.errors import OptionError
 from semkv_rag.tiers.encoders import Encoder, PerceptualHash, SentenceEncoder
 from semkv_rag.tiers.lookup import SEMANTIC_LAYER
+from semkv_rag.tiers.options import TierOptions
 
 MINILM, PHASH, IMAGE_SUFFIX = "minilm", "phash", ":image"
 
@@ -54,3 +56,26 @@ def encoders_of(layers: Mapping[str, str | Encoder] | None) -> dict[str, Encoder
             raise OptionError(f"layer {layer!r} reads text: give {given!r} a layer of another name")
         encoders[layer] = encoder
     return encoders
+
+
+def tiers_of(
+    options: TierOptions | Mapping[str, Any] | None,
+    layers: Mapping[str, str | Encoder] | None,
+) -> tuple[TierOptions | None, dict[str, Encoder] | None]:
+    """What an engine takes as `tiers` and `encoders`, out of what a user gives.
+
+    Args:
+        options: those of the tiers, or a mapping of their fields; None for no tiers.
+        layers: encoders, by layer; of the semantic layer alone the MiniLM when left out.
+
+    Raises:
+        OptionError: one of them cannot be used, or they do not fit each other.
+    """
+    encoders = encoders_of(layers)
+    if options is None:
+        if encoders is not None:
+            raise OptionError("encoders are for the tiers: give tiers too, {} for the defaults")
+        return None, None
+    chosen = options if isinstance(options, TierOptions) else TierOptions.from_mapping(options)
+    chosen.check_layers(encoders or {SEMANTIC_LAYER})
+    return chosen, encoders

@@ -1,8 +1,9 @@
-"""The verbs that start vLLM, on a tiny model: precompute, ask and doctor, end to end.
+"""The verbs that start vLLM, on a tiny model: precompute, ask, warm, explain and doctor, end to end.
 
 One story told in one test, because each step starts an engine.
 """
 
+import json
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,22 @@ def test_from_documents_to_an_answer(semkv_process: Semkv, folder: Path, tmp_pat
     assert report["kv_cache"] == "hit"
     assert report["exact_tokens"] >= len(HEAD.split())
     assert report["reused_tokens"] > 100
+
+    prompts = tmp_path / "prompts.jsonl"
+    asked = " ".join(WORDS * 3)
+    too_long = " ".join(WORDS * 200)
+    lines = [{"prompt": asked}, {"prompt": too_long}, {"prompt": f"{asked} and why"}]
+    prompts.write_text("\n".join(map(json.dumps, lines)))
+    warmed = semkv_process("warm", prompts, *common, "--json")
+    assert warmed.code == 1, "a prompt is too long"
+    assert f"{prompts}:2: " in warmed.err
+    assert "tokens, and the model takes 1,024" in warmed.err
+    assert (warmed.data["stored"], warmed.data["computed"]) == (2, 2)
+    explained = semkv_process("explain", asked.upper(), *common, "--json")
+    assert explained.code == 0
+    assert explained.data["served"]["tier"] == "exact_text"
+    assert explained.data["served"]["text"] == asked
+    assert {one["text"] for one in explained.data["candidates"]} == {asked, f"{asked} and why"}
 
     healthy = semkv_process("doctor", *common)
     assert healthy.code == 0, healthy.out

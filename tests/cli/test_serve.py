@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from semkv_rag.config import ReuseOptions
+from semkv_rag.tiers import TierOptions
 from tests.cli.conftest import Semkv
 
 
@@ -60,4 +61,34 @@ def test_reuse_options_are_checked(semkv: Semkv, served: dict[str, Any], tmp_pat
     outcome = semkv("serve", "m", "--store", tmp_path, "--ratio", "2")
     assert outcome.code == 2
     assert "ratio is 2.0: use a number from 0 to 1" in outcome.err
+    assert not served
+
+
+def test_tiers(semkv: Semkv, served: dict[str, Any], tmp_path: Path) -> None:
+    assert semkv("serve", "m", "--store", tmp_path).code == 0
+    assert (served["tiers"], served["encoders"]) == (None, None)
+    assert semkv("serve", "m", "--store", tmp_path, "--tiers", "{}").code == 0
+    assert (served["tiers"], served["encoders"]) == (TierOptions(), None)
+    given = ("--tiers", '{"threshold": 0.9, "thresholds": {"vision": 0.95}}')
+    layers = ("--tier-encoder", "semantic=minilm", "--tier-encoder=vision=phash")
+    assert semkv("serve", "m", "--store", tmp_path, *given, *layers, "--port", 80).code == 0
+    assert served["tiers"] == TierOptions(threshold=0.9, thresholds={"vision": 0.95})
+    names = {layer: encoder.name for layer, encoder in served["encoders"].items()}
+    assert names == {"semantic": "all-MiniLM-L6-v2", "vision": "phash-8"}
+    assert served["vllm_args"] == ["--port", "80"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--tiers", '{"treshold": 0.9}'), "unknown ['treshold']"),
+        (("--tier-encoder", "vision=phash"), "give tiers too"),
+    ],
+)
+def test_tiers_are_checked(
+    semkv: Semkv, served: dict[str, Any], tmp_path: Path, options: tuple[str, ...], words: str
+) -> None:
+    outcome = semkv("serve", "m", "--store", tmp_path, *options)
+    assert outcome.code == 2
+    assert words in outcome.err
     assert not served

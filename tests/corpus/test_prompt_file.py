@@ -37,6 +37,7 @@ def test_prompts_and_messages(tmp_path: Path) -> None:
         ('{"messages": []}', "at least one"),
         ('{"messages": ["a"]}', "a role and content"),
         ('{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "only text"),
+        ('{"messages": [{"role": "user", "content": [{"type": "text"}]}]}', "has its text"),
         ('{"prompt": "a", "namespace": ""}', "namespace is ''"),
         ('{"prompt": "a", "source_version": 2}', "source_version is 2"),
     ],

@@ -122,14 +122,16 @@ def test_another_encoder_s_vector_is_added_without_computing(
 def test_failures_are_named_and_the_rest_goes_on(engine: MadeUpEngine, cascade: Cascade) -> None:
     long = " ".join(f"w{number}" for number in range(9))
     given = prompts(engine, TEXTS[0], long, TEXTS[1])
+    given.append(WarmPrompt("line 4", "", token_array([]), "default"))
     engine.refuse = lambda item: "the disk is full" if len(item.tokens) == 3 else None
     result = run(engine, cascade, given)
     assert [(one.source, one.reason) for one in result.failures] == [
         ("line 2", "10 tokens, and the model takes 10"),
+        ("line 4", "no tokens"),
         ("line 3", "the disk is full"),
     ]
     assert (result.stored, result.computed) == (1, 1)
-    assert hits(engine, cascade, given) == [True, False, False]
+    assert hits(engine, cascade, given) == [True, False, False, False]
 
 
 def test_a_stopped_run_keeps_what_was_done(engine: MadeUpEngine, cascade: Cascade) -> None:

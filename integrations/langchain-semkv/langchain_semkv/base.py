@@ -8,17 +8,29 @@ from typing import Any, Self
 
 from langchain_core.language_models.base import BaseLanguageModel, LanguageModelOutputVar
 from langchain_core.utils import secret_from_env
-from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, ValidationError, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from langchain_semkv import hints
 from semkv_rag.backend import Backend, LocalBackend, RemoteBackend, shared_engine
 from semkv_rag.config import ReuseOptions
 from semkv_rag.errors import OptionError
+from semkv_rag.tiers import TierOptions
+from semkv_rag.tiers.named import tiers_of
 
 API_KEY_VARIABLE = "SEMKV_API_KEY"
 
 _REUSE_FIELDS = ("ratio", "selector", "check_layer", "namespace")
 _OF_THE_ENGINE = ("store", "index_url", "engine_args", "chat_args")
+_TIERS = ("tiers", "encoders")
 
 
 class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
@@ -45,6 +57,10 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
     """Fields of vLLM's `AsyncEngineArgs`."""
     chat_args: dict[str, Any] = Field(default_factory=dict)
     """Options of vLLM's chat, named as on its command line, such as `tool_call_parser`."""
+    tiers: dict[str, Any] | None = None
+    """Reuse of whole prompts: a `TierOptions` or its fields, `{}` for the defaults."""
+    encoders: dict[str, Any] = Field(default_factory=dict)
+    """The tiers' encoders by layer: `minilm`, `phash`, a model's name, or an `Encoder`."""
     engine: Any = Field(default=None, exclude=True, repr=False)
     """A `semkv_rag.Engine` that runs already. Whoever started it closes it."""
     base_url: str | None = None
@@ -102,16 +118,37 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
                 values = {**values, "store": str(values["store"])}
         return values
 
+    @field_validator("tiers", mode="before")
+    @classmethod
+    def _plain_tiers(cls, tiers: Any) -> Any:
+        """All of the fields, so that none given are not mistaken for no tiers."""
+        if isinstance(tiers, Mapping):
+            tiers = TierOptions.from_mapping(tiers)
+        return tiers.to_mapping() if isinstance(tiers, TierOptions) else tiers
+
+    @field_serializer("encoders")
+    def _encoder_names(self, encoders: dict[str, Any]) -> dict[str, str]:
+        return {
+            layer: encoder if isinstance(encoder, str) else encoder.name
+            for layer, encoder in encoders.items()
+        }
+
     @model_validator(mode="after")
     def _check_options(self) -> Self:
-        given = [name for name in _OF_THE_ENGINE if getattr(self, name)]
+        given = [name for name in (*_OF_THE_ENGINE, *_TIERS) if getattr(self, name)]
         if self.engine is not None:
             if given or self.base_url or self.model != self.engine.model:
                 raise OptionError("engine= has its model and store: give it alone")
         elif self.base_url is None and self.model is None:
             raise OptionError("give a model, an engine or a base_url")
         elif self.base_url is not None and given:
-            raise OptionError(f"with base_url, {', '.join(given)} are the server's")
+            decided = f"with base_url, {', '.join(given)} are the server's"
+            if not set(given).isdisjoint(_TIERS):
+                decided += ": it decides, by semkv serve … --tiers '{}'"
+            raise OptionError(decided)
+        elif self.tiers is not None and self.store is None:
+            raise OptionError("tiers need a store: give store=…")
+        tiers_of(self.tiers, self.encoders)
         ReuseOptions.from_mapping(self._reuse_options({}))
         return self
 
@@ -132,7 +169,7 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
     def _identifying_params(self) -> Mapping[str, Any]:
         """What decides an answer, for LangChain's caches and traces."""
         names = {"model", "store", "base_url", "max_tokens", "temperature", "stop", "sampling"}
-        return self.model_dump(include=names | {"reuse", *_REUSE_FIELDS})
+        return self.model_dump(include=names | {"reuse", *_REUSE_FIELDS, *_TIERS})
 
     def get_num_tokens(self, text: str) -> int:
         """How many tokens the model makes of a text. The first call starts the engine."""
@@ -184,7 +221,15 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
     def _shared_engine(self, model: str | None) -> Any:
         name = model or self.model
         assert name is not None  # _check_options
-        return shared_engine(name, self.store, self.index_url, self.engine_args, self.chat_args)
+        return shared_engine(
+            name,
+            self.store,
+            self.index_url,
+            self.engine_args,
+            self.chat_args,
+            self.tiers,
+            self.encoders,
+        )
 
     def _call(
         self, stop: list[str] | None, kwargs: Mapping[str, Any]

@@ -13,6 +13,7 @@ from langchain_semkv.messages import to_openai
 from pydantic import BaseModel, SecretStr
 
 from semkv_rag.errors import EngineError, OptionError
+from semkv_rag.tiers import PerceptualHash, TierOptions
 
 CLASSES = [ChatSemKV, SemKVLLM]
 
@@ -39,6 +40,13 @@ def test_they_are_langchain_s_models() -> None:
         ({"model": "m", "timeout": 0}, "timeout"),
         ({"model": "m", "engine_args": "bf16"}, "engine_args"),
         ({"model": "m", "no_such_option": 1}, "no_such_option"),
+        ({"model": "m", "store": "s", "tiers": {"threshold": 2}}, "threshold is 2"),
+        ({"model": "m", "store": "s", "tiers": {"treshold": 1}}, "unknown .*treshold"),
+        ({"model": "m", "store": "s", "tiers": 3}, "tiers"),
+        ({"model": "m", "tiers": {}}, "tiers need a store"),
+        ({"model": "m", "store": "s", "encoders": {"semantic": "minilm"}}, "give tiers too"),
+        ({"model": "m", "store": "s", "tiers": {}, "encoders": {"semantic": 3}}, "no encoder"),
+        ({"base_url": "http://localhost/v1", "tiers": {}}, "the server's: it decides, .* --tiers"),
         ({"base_url": "http://localhost/v1", "store": "s"}, "store are the server's"),
         ({"base_url": "http://localhost/v1", "chat_args": {"a": 1}}, "chat_args are the server's"),
     ],
@@ -63,7 +71,15 @@ def test_the_key_is_secret(model: type, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("model", CLASSES)
 def test_it_is_serialised_and_back(model: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEMKV_API_KEY", "hush")
-    llm = model(model="m", store="s", engine_args={"dtype": "float32"}, ratio=0.3, stop=["x"])
+    llm = model(
+        model="m",
+        store="s",
+        engine_args={"dtype": "float32"},
+        ratio=0.3,
+        stop=["x"],
+        tiers=TierOptions(threshold=0.9),
+        encoders={"vision": "phash"},
+    )
     again = load(
         dumpd(llm),
         allowed_objects=[model],
@@ -77,9 +93,26 @@ def test_it_is_serialised_and_back(model: type, monkeypatch: pytest.MonkeyPatch)
 def test_what_decides_an_answer_is_in_the_cache_s_key() -> None:
     keys = {
         ChatSemKV(model="m", **options)._get_llm_string()
-        for options in ({}, {"ratio": 0.3}, {"reuse": False}, {"temperature": 1}, {"store": "s"})
+        for options in (
+            {},
+            {"ratio": 0.3},
+            {"reuse": False},
+            {"temperature": 1},
+            {"store": "s"},
+            {"store": "s", "tiers": {}},
+            {"store": "s", "tiers": {"reuse": "substitute"}},
+        )
     }
-    assert len(keys) == 5
+    assert len(keys) == 7
+
+
+def test_tiers_as_options_or_as_their_fields() -> None:
+    given: list[Any] = [TierOptions(), TierOptions().to_mapping(), {}]
+    models = [ChatSemKV(model="m", store="s", tiers=tiers) for tiers in given]
+    assert len({model._get_llm_string() for model in models}) == 1
+    assert models[0].tiers == TierOptions().to_mapping()
+    own = ChatSemKV(model="m", store="s", tiers={}, encoders={"vision": PerceptualHash()})
+    assert own.model_dump()["encoders"] == {"vision": "phash-8"}
 
 
 def test_standard_parameters_start_no_engine() -> None:

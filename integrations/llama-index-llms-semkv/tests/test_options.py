@@ -9,6 +9,7 @@ from llama_index.core.llms import LLM
 from llama_index.llms.semkv import SemKV
 
 from semkv_rag.errors import OptionError
+from semkv_rag.tiers import PerceptualHash, TierOptions
 
 
 def test_it_is_a_llama_index_llm() -> None:
@@ -29,6 +30,13 @@ def test_it_is_a_llama_index_llm() -> None:
         ({"model": "m", "temperature": -1}, "temperature"),
         ({"model": "m", "timeout": 0}, "timeout"),
         ({"model": "m", "engine_args": "bf16"}, "engine_args"),
+        ({"model": "m", "store": "s", "tiers": {"threshold": 2}}, "threshold is 2"),
+        ({"model": "m", "store": "s", "tiers": {"treshold": 1}}, "unknown .*treshold"),
+        ({"model": "m", "store": "s", "tiers": 3}, "tiers"),
+        ({"model": "m", "tiers": {}}, "tiers need a store"),
+        ({"model": "m", "store": "s", "encoders": {"semantic": "minilm"}}, "give tiers too"),
+        ({"model": "m", "store": "s", "tiers": {}, "encoders": {"semantic": 3}}, "no encoder"),
+        ({"base_url": "http://localhost/v1", "tiers": {}}, "the server decides: .* --tiers"),
         ({"base_url": "http://localhost/v1", "store": "s"}, "server's"),
         ({"base_url": "http://localhost/v1", "engine_args": {"dtype": "auto"}}, "server's"),
     ],
@@ -64,3 +72,12 @@ def test_an_event_s_payload_does_not_start_the_engine() -> None:
         "check_layer": None,
         "namespace": None,
     }
+
+
+def test_tiers_as_options_or_as_their_fields() -> None:
+    given: list[Any] = [TierOptions(), TierOptions().to_mapping(), {}]
+    models = [SemKV("m", "s", tiers=tiers) for tiers in given]
+    assert [model.tiers for model in models] == [TierOptions().to_mapping()] * 3
+    own = SemKV("m", "s", tiers={}, encoders={"vision": PerceptualHash()})
+    assert own.to_dict()["encoders"] == {"vision": "phash-8"}
+    assert SemKV.from_dict(models[0].to_dict()).tiers == models[0].tiers

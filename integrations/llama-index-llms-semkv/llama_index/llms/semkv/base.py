@@ -23,6 +23,8 @@ from llama_index.core.bridge.pydantic import (
     Field,
     PrivateAttr,
     ValidationError,
+    field_serializer,
+    field_validator,
     model_validator,
 )
 from llama_index.core.constants import DEFAULT_NUM_OUTPUTS
@@ -50,6 +52,8 @@ from semkv_rag.backend import (
 )
 from semkv_rag.config import ReuseOptions
 from semkv_rag.errors import OptionError
+from semkv_rag.tiers import TierOptions
+from semkv_rag.tiers.named import tiers_of
 
 if TYPE_CHECKING:
     from llama_index.core.tools.types import BaseTool
@@ -57,7 +61,7 @@ if TYPE_CHECKING:
     from semkv_rag.engine import Engine
 
 REPORT_KEY = "semkv"
-_ENGINE_FIELDS = ("index_url", "engine_args", "chat_args", "base_url")
+_ENGINE_FIELDS = ("index_url", "engine_args", "chat_args", "tiers", "encoders", "base_url")
 _REUSE_FIELDS = ("ratio", "selector", "check_layer", "namespace")
 
 
@@ -102,6 +106,14 @@ class SemKV(StructuredPrediction):
     chat_args: dict[str, Any] = Field(
         default_factory=dict,
         description="vLLM's chat options, such as tool_call_parser, as on its command line.",
+    )
+    tiers: dict[str, Any] | None = Field(
+        default=None,
+        description="Reuse of whole prompts: a TierOptions or its fields; None for not at all.",
+    )
+    encoders: dict[str, Any] = Field(
+        default_factory=dict,
+        description="The tiers' encoders by layer: minilm, phash, a model's name, or an Encoder.",
     )
     base_url: str | None = Field(
         default=None, description="A server's address, up to and with /v1."
@@ -169,6 +181,21 @@ class SemKV(StructuredPrediction):
         elif self.hints:
             listen(self)
 
+    @field_validator("tiers", mode="before")
+    @classmethod
+    def _plain_tiers(cls, tiers: Any) -> Any:
+        """All of the fields, so that none given are not mistaken for no tiers."""
+        if isinstance(tiers, Mapping):
+            tiers = TierOptions.from_mapping(tiers)
+        return tiers.to_mapping() if isinstance(tiers, TierOptions) else tiers
+
+    @field_serializer("encoders")
+    def _encoder_names(self, encoders: dict[str, Any]) -> dict[str, str]:
+        return {
+            layer: encoder if isinstance(encoder, str) else encoder.name
+            for layer, encoder in encoders.items()
+        }
+
     @model_validator(mode="after")
     def _check_options(self) -> SemKV:
         if self.base_url is None and self.model is None:
@@ -176,6 +203,11 @@ class SemKV(StructuredPrediction):
         its_own = (self.store, self.index_url, self.engine_args, self.chat_args)
         if self.base_url is not None and any(its_own):
             raise OptionError("with base_url, the store and the engine are the server's")
+        if self.base_url is not None and (self.tiers or self.encoders):
+            raise OptionError("with base_url, the server decides: semkv serve … --tiers '{}'")
+        if self.tiers is not None and self.store is None:
+            raise OptionError("tiers need a store: give store=…")
+        tiers_of(self.tiers, self.encoders)
         ReuseOptions.from_mapping(self._reuse_options({}))
         return self
 
@@ -363,7 +395,13 @@ class SemKV(StructuredPrediction):
         if engine is None:
             assert self.model is not None  # _check_options
             engine = shared_engine(
-                self.model, self.store, self.index_url, self.engine_args, self.chat_args
+                self.model,
+                self.store,
+                self.index_url,
+                self.engine_args,
+                self.chat_args,
+                self.tiers,
+                self.encoders,
             )
         local = self._local
         if local is None or local[0] is not engine:  # the shared ones may have been closed
