@@ -58,6 +58,8 @@ class BlendTask:
         tokens: the prompt's first `plan.covered` tokens.
         block_ids: the request's blocks, in order; they hold at least those tokens.
         start: the tokens before it are in the cache already.
+        images: whether images stand among these tokens: their placeholders are no text, so the
+            tokens cannot be computed here.
     """
 
     request_id: str
@@ -65,6 +67,7 @@ class BlendTask:
     tokens: list[int]
     block_ids: list[int]
     start: int
+    images: bool = False
 
     def key(self) -> bytes:
         """32 bytes that two tasks share only when plan and tokens are the same."""

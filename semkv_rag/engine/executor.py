@@ -133,14 +133,21 @@ class BlendExecutor:
         except Exception as fault:
             logger.exception("A blend failed; its tokens are computed")
             error = f"the blend failed: {fault!r}"
-        try:
-            self._blend_pass.prefill(task)
-        except Exception:
-            logger.exception("The prefill of a failed blend failed; vLLM computes the tokens")
-            block_size = self._config.cache_config.block_size
-            last = -(-task.plan.covered // block_size)
-            self._failed_blocks.update(task.block_ids[task.start // block_size : last])
+        if task.images:
+            self._leave_to_vllm(task)
+        else:
+            try:
+                self._blend_pass.prefill(task)
+            except Exception:
+                logger.exception("The prefill of a failed blend failed; vLLM computes the tokens")
+                self._leave_to_vllm(task)
         return BlendResult(task.request_id, None, error, bad)
+
+    def _leave_to_vllm(self, task: BlendTask) -> None:
+        """Have vLLM start the request again from the first token that was to be filled in."""
+        block_size = self._config.cache_config.block_size
+        last = -(-task.plan.covered // block_size)
+        self._failed_blocks.update(task.block_ids[task.start // block_size : last])
 
     def _open(
         self, task: BlendTask, model: str, files: contextlib.ExitStack

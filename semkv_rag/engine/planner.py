@@ -283,6 +283,7 @@ class RequestPlanner:
                     tokens=list(request.prompt_token_ids[:covered]),
                     block_ids=block_ids,
                     start=covered - external,
+                    images=any(image.positions[0] < covered for image in tracked.images),
                 )
             )
 
