@@ -1,0 +1,90 @@
+"""Prints the yardstick's acceptance list for each model of its family.
+
+    python -m benchmarks.quality [--models FOLDER ...] [--contexts 40] [--seeds 4]
+
+Writes build/bench/quality.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.quality import grammar
+from benchmarks.quality.acceptance import Context, acceptance
+from benchmarks.quality.export import MODELS, load
+from benchmarks.quality.study import Scores, control, cross, study
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def describe() -> Context:
+    """Shares that belong to the contexts, counted over a thousand of them."""
+    draw = random.Random(31)
+    contexts = [grammar.make_context(draw, held=True) for _ in range(1000)]
+    tokens = sum(len(c.tokens) for c in contexts)
+    matter = sum(c.cross for k in contexts for f in k.facts for c in f.carriers)
+    told = [f for k in contexts for f in k.facts if f.kind != "root"]
+    return Context(100 * matter / tokens, 100 * sum(not f.cross for f in told) / len(told))
+
+
+def merge(parts: list[Scores]) -> Scores:
+    """Several seeds' scores as one, each context still its own."""
+    merged = Scores()
+    for part in parts:
+        base = max(merged.contexts, default=-1) + 1
+        merged.asked += part.asked
+        merged.contexts += [base + c for c in part.contexts]
+        for way, ok in part.ways.items():
+            merged.ways.setdefault(way, []).extend(ok)
+    return merged
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", type=Path, nargs="*", default=sorted(MODELS.glob("*/")))
+    parser.add_argument("--contexts", type=int, default=40, help="of each seed")
+    parser.add_argument("--seeds", type=int, default=4)
+    given = parser.parse_args()
+    known = describe()
+    results = {}
+    for folder in given.models:
+        began = time.monotonic()
+        model = load(folder)
+        parts = [study(model, seed, given.contexts) for seed in range(1, given.seeds + 1)]
+        scores = merge(parts)
+        lines = acceptance(scores, known)
+        asked = len(scores.asked)
+        print(f"\n{folder.name}: {max(scores.contexts) + 1} contexts, {asked} questions")
+        for line in lines:
+            print(f"  {'holds ' if line.holds else 'FAILS '} {line.demand}\n          {line.numbers}")
+        by_seed = ", ".join(f"{p.share('full', cross):.1f}" for p in parts)
+        print(f"  full prefill on cross questions by seed: {by_seed}")
+        print(f"  {'':30s} cross  control")
+        for way in scores.ways:
+            print(f"  {way:30s} {scores.share(way, cross):5.1f}    {scores.share(way, control):5.1f}")
+        print(f"  {time.monotonic() - began:.0f} s", flush=True)
+        results[folder.name] = {
+            "acceptance": [vars(line) for line in lines],
+            "ways": {
+                way: {
+                    "cross": scores.share(way, cross),
+                    "cross interval": scores.interval(way, cross),
+                    "control": scores.share(way, control),
+                }
+                for way in scores.ways
+            },
+        }
+    out = ROOT / "build" / "bench" / "quality.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
