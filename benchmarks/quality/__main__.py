@@ -62,12 +62,16 @@ def main() -> None:
         asked = len(scores.asked)
         print(f"\n{folder.name}: {max(scores.contexts) + 1} contexts, {asked} questions")
         for line in lines:
-            print(f"  {'holds ' if line.holds else 'FAILS '} {line.demand}\n          {line.numbers}")
+            print(
+                f"  {'holds ' if line.holds else 'FAILS '} {line.demand}\n          {line.numbers}"
+            )
         by_seed = ", ".join(f"{p.share('full', cross):.1f}" for p in parts)
         print(f"  full prefill on cross questions by seed: {by_seed}")
         print(f"  {'':30s} cross  control")
         for way in scores.ways:
-            print(f"  {way:30s} {scores.share(way, cross):5.1f}    {scores.share(way, control):5.1f}")
+            print(
+                f"  {way:30s} {scores.share(way, cross):5.1f}    {scores.share(way, control):5.1f}"
+            )
         print(f"  {time.monotonic() - began:.0f} s", flush=True)
         results[folder.name] = {
             "acceptance": [vars(line) for line in lines],

@@ -25,7 +25,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Context:
-    """What is known of the contexts themselves: tokens that matter, and references within a chunk, in per cent."""
+    """What is known of the contexts themselves: tokens that matter, and references within a chunk, in per
+    cent."""
 
     matter: float
     inside: float
@@ -91,7 +92,11 @@ def _difference(
     loss = scores.share("full", which) - scores.share(way, which)
     above, below = scores.interval(way, which, less="full")
     holds = (low is None or loss >= low) and (within is None or abs(loss) <= within)
-    return Line(demand, holds, f"{scores.share(way, which):.1f}, a loss of {loss:.1f} {_span((-below, -above))}")
+    return Line(
+        demand,
+        holds,
+        f"{scores.share(way, which):.1f}, a loss of {loss:.1f} {_span((-below, -above))}",
+    )
 
 
 def _depth(scores: Scores, way: str) -> Line:
@@ -117,7 +122,7 @@ def _matter(known: Context) -> Line:
     return Line(
         "15 to 25 % of the tokens matter",
         15 <= known.matter <= 25,
-        f"{known.matter:.1f} % (and {known.inside:.1f} % of what is told by reference stays inside its chunk)",
+        f"{known.matter:.1f} %; {known.inside:.1f} % of the references stay inside their chunk",
     )
 
 
@@ -130,7 +135,9 @@ def _graded(scores: Scores, best: dict[int, str]) -> Line:
         for r, share in zip(_GRADED, shares, strict=True)
     )
     return Line(
-        "accuracy is graded by ratio: 5 < 10 < 15 %, and more than 5 below full at 10 %", graded, told
+        "accuracy is graded by ratio: 5 < 10 < 15 %, and more than 5 below full at 10 %",
+        graded,
+        told,
     )
 
 

@@ -93,8 +93,8 @@ def masks(batch: Batch, groups: Tensor, hide: Tensor | None = None) -> tuple[Ten
     Args:
         groups: [rows, split]: a context token sees earlier tokens of its own group (all of them, its
             document's, or its chunk's).
-        hide: [rows], bool: rows in which a question sees only the chunk in which its fact is told, so that
-            this chunk's tokens must carry the answer.
+        hide: [rows], bool: rows in which a question sees only the chunk in which its fact is told, so
+            that this chunk's tokens must carry the answer.
 
     Returns:
         [rows, 1, split, split] and [rows, 1, questions, columns], float32.
@@ -103,7 +103,9 @@ def masks(batch: Batch, groups: Tensor, hide: Tensor | None = None) -> tuple[Ten
     order = torch.arange(split)
     seen = (order[:, None] >= order[None, :]) & (groups[:, :, None] == groups[:, None, :])
     later = torch.arange(behind)
-    own = (batch.question[:, :, None] == batch.question[:, None, :]) & (later[:, None] >= later[None, :])
+    own = (batch.question[:, :, None] == batch.question[:, None, :]) & (
+        later[:, None] >= later[None, :]
+    )
     context = (order < batch.lengths[:, None])[:, None, :].expand(-1, behind, -1)
     if hide is not None:
         same = batch.question_chunk[:, :, None] == batch.chunks[:, None, :]

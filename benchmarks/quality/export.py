@@ -1,6 +1,6 @@
 """Models as folders that vLLM and transformers load: Qwen3, float16, with a tokenizer of whole words.
 
-    python -m benchmarks.quality.export CHECKPOINT FOLDER
+python -m benchmarks.quality.export CHECKPOINT FOLDER
 """
 
 from __future__ import annotations
@@ -22,11 +22,16 @@ MODELS = Path(__file__).resolve().parent / "models"
 def export(model: Model, folder: Path) -> None:
     """Writes config, tokenizer and weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {f"model.{name}": w.detach().half().contiguous() for name, w in model.state_dict().items()}
+    weights = {
+        f"model.{name}": w.detach().half().contiguous() for name, w in model.state_dict().items()
+    }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     for name, content in (
         ("config.json", _config(model.shape)),
-        ("generation_config.json", {"eos_token_id": words.END_OF_ANSWER, "pad_token_id": words.PAD}),
+        (
+            "generation_config.json",
+            {"eos_token_id": words.END_OF_ANSWER, "pad_token_id": words.PAD},
+        ),
         ("tokenizer.json", _tokenizer()),
         ("tokenizer_config.json", _TOKENIZER_CONFIG),
     ):
@@ -85,12 +90,20 @@ _TOKENIZER_CONFIG = {
 
 def _tokenizer() -> dict[str, object]:
     special = [words.PAD, words.END_OF_ANSWER, words.UNKNOWN]
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    flags = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [{"id": token, "content": words.WORDS[token], **flags} for token in special],
+        "added_tokens": [
+            {"id": token, "content": words.WORDS[token], **flags} for token in special
+        ],
         "normalizer": None,
         "pre_tokenizer": {"type": "WhitespaceSplit"},
         "post_processor": None,

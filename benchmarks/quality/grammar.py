@@ -8,13 +8,14 @@ Every fact has a name and one or two words of value, and is told in one sentence
 
 * `root`: `NAME is WORD [WORD] END`, a dictionary entry;
 * `chain`: `NAME like OTHER END`, the value of another fact, which may be told so itself;
-* `coreference`: `NAME like it END`, where `it` is the proper name (written with a capital) last mentioned;
+* `coreference`: `NAME like it END`, where `it` is the proper name (written with a capital) last
+  mentioned;
 * `list`: `NAME has OTHER OTHER END`, the first word of each of two facts.
 
-`ask NAME ?` is answered by the value and `<eos>`. A value stands, or has to be worked out, at the second and
-third token behind the name: its two *carriers*. A fact is *cross* when working it out from the start needs
-another chunk; about half of the told-by-reference facts are not. The five words that may end a sentence also
-end sentences that refer to nothing, and names stand where nothing has to be worked out.
+`ask NAME ?` is answered by the value and `<eos>`. A value stands, or has to be worked out, at the second
+and third token behind the name: its two *carriers*. A fact is *cross* when working it out from the start
+needs another chunk; about half of the told-by-reference facts are not. The five words that may end a
+sentence also end sentences that refer to nothing, and names stand where nothing has to be worked out.
 """
 
 from __future__ import annotations

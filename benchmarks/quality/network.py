@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from benchmarks.quality import words
 
 Hook = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Takes a layer's rotated keys and its values, [rows, heads, columns, head_dim], and gives those to use."""
+"""Takes a layer's rotated keys and its values, [rows, heads, columns, head_dim], and gives those to
+use."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,9 @@ class Attention(nn.Module):
         value = self.v_proj(x).view(by_head).transpose(1, 2)
         return rotate(query, turn), rotate(key, turn), value
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, masks: tuple[Tensor, Tensor]) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, masks: tuple[Tensor, Tensor]
+    ) -> Tensor:
         split = masks[0].shape[-1]
         query = query * self.head_dim**-0.5
         context = query[:, :, :split] @ key[:, :, :split].mT + masks[0]
@@ -118,7 +121,8 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Embeddings are tied. Those of names are a class's direction plus one of their own, never trained."""
+    """Embeddings are tied. Those of names are a class's direction plus one of their own, never
+    trained."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -152,7 +156,9 @@ class Model(nn.Module):
     def turn(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(cos, sin) of `positions` [rows, columns], each [rows, 1, columns, head_dim / 2]."""
         pairs = torch.arange(0, self.shape.head_dim, 2, device=positions.device).float()
-        angle = positions[:, None, :, None].float() * self.shape.rope_theta ** (-pairs / self.shape.head_dim)
+        angle = positions[:, None, :, None].float() * self.shape.rope_theta ** (
+            -pairs / self.shape.head_dim
+        )
         return angle.cos().to(dtype), angle.sin().to(dtype)
 
     def states(
@@ -164,7 +170,8 @@ class Model(nn.Module):
         blocks: Sequence[Callable[..., Tensor]] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> list[Tensor]:
-        """The embeddings and each layer's output, [rows, columns, hidden]; `blocks` may be compiled ones."""
+        """The embeddings and each layer's output, [rows, columns, hidden]; `blocks` may be compiled
+        ones."""
         turn = self.turn(positions, dtype)
         masks = (masks[0].to(dtype), masks[1].to(dtype))
         x = self.embed_tokens(tokens).to(dtype)

@@ -1,7 +1,7 @@
 """Reuse in plain PyTorch: what a blend computes, without vLLM.
 
-All rows of a batch go through every layer, and a hook puts stored keys and values in place of those a blend
-would not have computed. What the rest then sees is what it sees in a blend.
+All rows of a batch go through every layer, and a hook puts stored keys and values in place of those a
+blend would not have computed. What the rest then sees is what it sees in a blend.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from benchmarks.quality.network import Hook, Model
 KV = list[tuple[Tensor, Tensor]]
 """Each layer's keys and values of the context, [rows, heads, split, head_dim]."""
 Score = Callable[[Batch, Tensor | None], Tensor]
-"""Scores of context tokens, [rows, split]; takes the deviations at the check layer, [rows, split], if any."""
+"""Scores of context tokens, [rows, split]; takes the deviations at the check layer, [rows, split], if
+any."""
 
 
 def whole(batch: Batch) -> Tensor:
@@ -50,8 +51,8 @@ class Blend:
         score: the highest are computed.
         check: the layer at which deviations are taken; below it everything is computed. -1: tokens are
             picked before the first layer.
-        keep_check: whether the check layer keeps all its fresh keys and values (they are there already), or,
-            as published, those of the picked tokens only.
+        keep_check: whether the check layer keeps all its fresh keys and values (they are there already),
+            or, as published, those of the picked tokens only.
     """
 
     ratio: float
@@ -76,13 +77,17 @@ def blend(model: Model, batch: Batch, stored: KV, how: Blend) -> tuple[Tensor, T
             old_key, old_value = stored[layer]
             new_key, new_value = key[:, :, :split], value[:, :, :split]
             if layer == how.check:
-                deviation = ((new_key - old_key).square() + (new_value - old_value).square()).sum((1, 3))
+                deviation = ((new_key - old_key).square() + (new_value - old_value).square()).sum(
+                    (1, 3)
+                )
                 picked = pick(how.score(batch, deviation), batch.lengths, how.ratio)
                 if how.keep_check:
                     return key, value
             fresh = picked[:, None, :, None]
             key = torch.cat([torch.where(fresh, new_key, old_key), key[:, :, split:]], dim=2)
-            value = torch.cat([torch.where(fresh, new_value, old_value), value[:, :, split:]], dim=2)
+            value = torch.cat(
+                [torch.where(fresh, new_value, old_value), value[:, :, split:]], dim=2
+            )
             return key, value
 
         return put

@@ -151,7 +151,10 @@ def _ask(
             if ratio == 0 and (check < 0 or not keep):
                 continue  # that is `chunks`
             how = Blend(ratio, score, check, keep)
-            yield f"{name} {100 * ratio:g}", right(model, batch, blend(model, batch, stored, how)[0])
+            yield (
+                f"{name} {100 * ratio:g}",
+                right(model, batch, blend(model, batch, stored, how)[0]),
+            )
 
 
 def deviations(model: Model, batch: Batch, stored: KV, fresh: KV) -> torch.Tensor:

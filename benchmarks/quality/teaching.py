@@ -1,9 +1,9 @@
 """What the model is told while it learns: the answers, and on the way to them where to look.
 
-Answers alone teach nothing in an hour: what they need first (a word knows the words before it; a reference
-finds what it refers to) pays only once all of it is there. So small heads that are thrown away later read
-those intermediate facts off the hidden states, and some attention heads are told where to look. Both fade
-out before training ends.
+Answers alone teach nothing in an hour: what they need first (a word knows the words before it; a
+reference finds what it refers to) pays only once all of it is there. So small heads that are thrown away
+later read those intermediate facts off the hidden states, and some attention heads are told where to
+look. Both fade out before training ends.
 """
 
 from __future__ import annotations
@@ -109,14 +109,18 @@ def back_loss(model: Model, states: list[Tensor], told: Lesson, probes: Probes) 
     return loss
 
 
-def attention_loss(model: Model, states: list[Tensor], told: Lesson) -> tuple[Tensor, dict[str, float]]:
+def attention_loss(
+    model: Model, states: list[Tensor], told: Lesson
+) -> tuple[Tensor, dict[str, float]]:
     """Cross-entropy of where some heads look, and how often they look there most."""
     turn = model.turn(told.batch.positions, states[0].dtype)
     loss = states[0].new_zeros(())
     seen: dict[str, float] = {}
     carriers = told.carriers
 
-    def look(name: str, layer: int, head: int, pairs: list[tuple[int, int, int]], weight: float) -> None:
+    def look(
+        name: str, layer: int, head: int, pairs: list[tuple[int, int, int]], weight: float
+    ) -> None:
         nonlocal loss
         if not pairs:
             return
@@ -141,20 +145,19 @@ def attention_loss(model: Model, states: list[Tensor], told: Lesson) -> tuple[Te
             pairs = [(row, c.position, c.source) for row, c in told_by if c.by_end is by_end]
             look(f"{'re'[by_end]}{layer}", layer, head, pairs, 0.25)
     for head in (0, 1):
-        asked = [
-            (a.row, a.column + head, a.fact.carriers[head].position)
-            for a in told.asked
-        ]
+        asked = [(a.row, a.column + head, a.fact.carriers[head].position) for a in told.asked]
         look(f"q{head}", len(states) - 2, head, asked, 0.5)
     return loss, seen
 
 
-def layer1_loss(together: Tensor, apart: Tensor, batch: Batch, by_chunk: list[bool]) -> tuple[Tensor, Tensor]:
+def layer1_loss(
+    together: Tensor, apart: Tensor, batch: Batch, by_chunk: list[bool]
+) -> tuple[Tensor, Tensor]:
     """How far the second layer's input tells which tokens need another chunk.
 
     Args:
-        together, apart: [rows, split, hidden], the first layer's output, and what it would be if chunks did
-            not see each other.
+        together, apart: [rows, split, hidden], the first layer's output, and what it would be if chunks
+            did not see each other.
 
     Returns:
         How much it changes at tokens that need no other chunk, and how far it falls short of changing by

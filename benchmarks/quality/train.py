@@ -11,7 +11,6 @@ import argparse
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +78,8 @@ class Source:
 
 
 def see(rng: random.Random, batch: Batch) -> tuple[tuple[Tensor, Tensor], list[bool]]:
-    """A fifth of the rows with documents apart, a fifth with chunks apart (these are given too), and in half
+    """A fifth of the rows with documents apart, a fifth with chunks apart (these are given too), and in
+    half
     of all rows questions see only the chunk that tells of what they ask."""
     rows = len(batch.lengths)
     kind = [rng.random() for _ in range(rows)]
@@ -153,7 +153,9 @@ def train(out: Path, *, seed: int, steps: int, layer1: float, start: Path | None
                 apart, _ = masks(batch, batch.chunks)
                 turn = model.turn(batch.positions[:, : batch.split], torch.bfloat16)
                 alone = model.layers[0](
-                    states[0][:, : batch.split], turn, (apart.bfloat16(), seen[1][:, :, :0, : batch.split].bfloat16())
+                    states[0][:, : batch.split],
+                    turn,
+                    (apart.bfloat16(), seen[1][:, :, :0, : batch.split].bfloat16()),
                 )
                 quiet, loud = teaching.layer1_loss(
                     states[1][:, : batch.split], alone, batch, by_chunk
@@ -172,7 +174,10 @@ def train(out: Path, *, seed: int, steps: int, layer1: float, start: Path | None
         if (step + 1) % 25 == 0:
             spent = time.monotonic() - began
             told_now = " ".join(f"{key} {mean[key]:.2f}" for key in sorted(mean))
-            print(f"{step + 1} level {source.level} {told_now} | {tokens / spent:.0f} tokens/s", flush=True)
+            print(
+                f"{step + 1} level {source.level} {told_now} | {tokens / spent:.0f} tokens/s",
+                flush=True,
+            )
         passed = [v for k, v in mean.items() if k[0] in "xo" and k[1:].isdigit() and k != "x3"]
         if source.level < len(LEVELS) - 1 and step % 10 == 9 and min(passed) > PASS:
             source.rise(source.level + 1)
