@@ -71,7 +71,7 @@ class StateWriter:
         if state.is_cuda:
             on_device, state = state, torch.empty_like(state, device="cpu", pin_memory=True)
             state.copy_(on_device, non_blocking=True)
-            copied = torch.cuda.Event()
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record()
         self._thread.submit(self._write, ref, step.model, state, copied)
 

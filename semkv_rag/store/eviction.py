@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import merge
 
 from semkv_rag.store.contents import Contents
@@ -32,7 +33,7 @@ def evict(
     while True:
         with database.writing() as connection:
             over = -max_bytes
-            oldest: list[list[ChunkRecord] | list[StateRecord]] = []
+            oldest: list[Sequence[ChunkRecord | StateRecord]] = []
             if with_chunks:
                 over += chunks.total_bytes(connection, namespace, kind)
                 oldest.append(chunks.least_recently_used(connection, namespace, kind, BATCH))

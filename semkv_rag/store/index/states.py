@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Row,
     Select,
     delete,
     func,
@@ -117,9 +117,5 @@ def with_states(
     return [found[key] for key in sorted(found)]
 
 
-def _records(connection: Connection, statement: Select[tuple[object, ...]]) -> list[StateRecord]:
-    return [_record(row) for row in connection.execute(statement)]
-
-
-def _record(row: Row[tuple[object, ...]]) -> StateRecord:
-    return StateRecord(*row)  # type: ignore[arg-type]
+def _records(connection: Connection, statement: Select[Any]) -> list[StateRecord]:
+    return [StateRecord(*row) for row in connection.execute(statement)]
