@@ -191,7 +191,7 @@ def latest_picks(worker: Any) -> list[int]:
 
     picked: list[int] = next(
         reversed(get_kv_transfer_group().executor._blend_pass.picked.values())
-    ).tolist()
+    )[0].tolist()
     return picked
 
 

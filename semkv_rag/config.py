@@ -10,6 +10,7 @@ from semkv_rag.errors import OptionError
 
 DEFAULT_NAMESPACE = "default"
 MAX_NAME_LENGTH = 128
+MAX_QUESTION_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +21,11 @@ class ReuseOptions:
         enabled: False answers as plain vLLM does.
         ratio: recomputed reused tokens / reused tokens, 0 to 1. 1.0 equals plain prefill.
         selector: the rule that picks the recomputed tokens, by its name in `semkv_rag.blend`.
-        check_layer: the layer whose K and V deviation `kv_deviation` compares; layers below it
+        check_layer: the layer at which selectors that look at deviations compare; layers below it
             are computed for every reused token. At least 1: layer 0 sees no context.
+        question_tokens: how many tokens at the prompt's end are the question, for selectors that
+            ask what it attends to. None: those behind the last stored chunk, within bounds
+            (`semkv_rag.reuse.question`).
         namespace: the tenant whose chunks may be used.
         source_version: of whatever the prompt is made from, by the caller's own naming: for the
             tiers over whole prompts, where a prompt of another version is no donor.
@@ -34,6 +38,7 @@ class ReuseOptions:
     ratio: float = 0.15
     selector: str = "kv_deviation"
     check_layer: int = 1
+    question_tokens: int | None = None
     namespace: str = DEFAULT_NAMESPACE
     source_version: str = ""
 
@@ -47,9 +52,19 @@ class ReuseOptions:
             raise OptionError(f"selector is {self.selector!r}: use one of {', '.join(SELECTORS)}")
         if type(self.check_layer) is not int or self.check_layer < 1:
             raise OptionError(f"check_layer is {self.check_layer!r}: use a layer from 1 up")
+        asked = self.question_tokens
+        if asked is not None and (type(asked) is not int or not 1 <= asked <= MAX_QUESTION_TOKENS):
+            raise OptionError(
+                f"question_tokens is {asked!r}: use 1 to {MAX_QUESTION_TOKENS} tokens, or leave it out"
+            )
         check_namespace(self.namespace)
         if not isinstance(self.source_version, str):
             raise OptionError(f"source_version is {self.source_version!r}: use a text")
+
+    @property
+    def effective_ratio(self) -> float:
+        """The ratio that the selector makes of `ratio`: 0 for `none`, 1 for `all`."""
+        return {"none": 0.0, "all": 1.0}.get(self.selector, float(self.ratio))
 
     @classmethod
     def from_mapping(
@@ -71,7 +86,19 @@ class ReuseOptions:
 
 
 # The names are here and not in `blend`, so that options can be checked where torch is not loaded.
-SELECTORS = ("kv_deviation", "chunk_head", "random", "none", "all")
+SELECTORS = (
+    "kv_deviation",
+    "kv_deviation_gradual",
+    "query_attention",
+    "deviation_x_attention",
+    "chunk_head",
+    "random",
+    "none",
+    "all",
+    "kv_deviation_published",
+    "k_deviation_published",
+)
+QUERY_AWARE = ("query_attention", "deviation_x_attention")
 
 
 def check_namespace(name: str) -> str:

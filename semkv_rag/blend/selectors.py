@@ -1,7 +1,9 @@
 """Selectors: which reused tokens are computed again.
 
-A selector scores every reused token that is not exact; the `round(ratio * tokens)` best are
-recomputed. It is pure: it sees tensors of one request, and knows neither vLLM nor the store.
+A selector scores every reused token that is not exact; the highest are recomputed. It is pure: it sees
+tensors of one request, and knows neither vLLM nor the store. What it asks for costs something: a check
+layer has the layers up to it computed for every reused token, a question a pass of its own over the
+stored KV. `charge` says how much.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from semkv_rag.blend.attention import Pooling
+
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
@@ -22,17 +26,16 @@ class Candidates:
         rank_in_span: [tokens], int64: 0 for the first token of each span.
         seed: the same for the same plan, so that a request that is preempted and started again
             picks the same tokens.
-        keys, values: [tokens, kv_heads, head_dim], computed at the check layer in the prompt.
-        stored_keys, stored_values: the same tokens' stored KV, moved to their new positions.
-            All four are None for selectors that need no check layer.
+        deviation: [tokens], float32: of fresh from stored KV at the check layer, as the selector's
+            `deviation` measures it, over all heads. None for selectors that need no check layer.
+        attention: [tokens], float32: what the question gives each token (`question_attention`), mean
+            over layers. None for selectors that need no question.
     """
 
     rank_in_span: Tensor
     seed: int
-    keys: Tensor | None = None
-    values: Tensor | None = None
-    stored_keys: Tensor | None = None
-    stored_values: Tensor | None = None
+    deviation: Tensor | None = None
+    attention: Tensor | None = None
 
 
 class Selector(ABC):
@@ -41,31 +44,105 @@ class Selector(ABC):
     needs_check_layer: ClassVar[bool] = False
     """Whether the layers up to the check layer are computed for every candidate, to compare."""
 
+    needs_question: ClassVar[bool] = False
+    """Whether the question is run over the stored KV first, to see what it attends to."""
+
+    pooling: ClassVar[Pooling] = "mean"
+    """How heads and question tokens come to one attention of a candidate."""
+
+    keeps_check_layer: ClassVar[bool] = True
+    """Whether all fresh K and V of the check layer stay, or only those of picked tokens."""
+
     @abstractmethod
     def scores(self, candidates: Candidates) -> Tensor:
         """[tokens], float32."""
 
-    def count(self, ratio: float, tokens: int) -> int:
-        """How many of `tokens` candidates are recomputed."""
-        return round(ratio * tokens)
+    def deviation(
+        self, keys: Tensor, values: Tensor, stored_keys: Tensor, stored_values: Tensor
+    ) -> Tensor:
+        """How far fresh KV is from stored, [tokens], float32.
+
+        The squared L2 distance of key and value, summed over heads: a sum, so that ranks that hold
+        some of the heads each add up to that of all. Comparing values too matters: keys alone pick
+        much worse.
+
+        Args:
+            keys, values: [tokens, kv_heads, head_dim], computed in the prompt.
+            stored_keys, stored_values: the same tokens', keys moved to their new positions.
+        """
+        return _distance(keys, stored_keys) + _distance(values, stored_values)
+
+    def levels(self, ratio: float, tokens: int, layers: int) -> list[int]:
+        """How many of `tokens` candidates go on: one number, or one for each layer, not rising.
+
+        Args:
+            layers: layers behind the check layer.
+        """
+        return [round(ratio * tokens)]
 
 
 class KVDeviation(Selector):
-    """CacheBlend's rule (arXiv 2405.16444, section 4.3): highest KV deviation at a check layer.
-
-    The deviation is the squared L2 distance of the fresh key and value to the stored ones, summed
-    over heads. Comparing values too matters: keys alone pick much worse.
-    """
+    """CacheBlend's rule (arXiv 2405.16444, section 4.3): highest KV deviation at a check layer."""
 
     needs_check_layer = True
 
     def scores(self, candidates: Candidates) -> Tensor:
-        c = candidates
-        assert c.keys is not None and c.values is not None
-        assert c.stored_keys is not None and c.stored_values is not None
-        key_part = (c.keys.float() - c.stored_keys.float()).square().flatten(1).sum(1)
-        value_part = (c.values.float() - c.stored_values.float()).square().flatten(1).sum(1)
-        return key_part + value_part
+        assert candidates.deviation is not None
+        return candidates.deviation
+
+
+class GradualKVDeviation(KVDeviation):
+    """CacheBlend's gradual filtering (arXiv 2405.16444, section 4.3): r1 > r2 > … over the layers.
+
+    What was picked at one layer is compared again there, and the highest of it go on behind the next.
+    The paper gives no numbers: here the share falls evenly from half above to half below `ratio`, and
+    is `ratio` on average.
+    """
+
+    SPREAD = 0.5
+
+    def levels(self, ratio: float, tokens: int, layers: int) -> list[int]:
+        spread = min(self.SPREAD, 1 / ratio - 1) if ratio else 0.0
+        steps = max(layers - 1, 1)
+        return [
+            round(ratio * (1 + spread * (1 - 2 * layer / steps)) * tokens)
+            for layer in range(layers)
+        ] or [round(ratio * tokens)]
+
+
+class PublishedKVDeviation(KVDeviation):
+    """CacheBlend as its code does it: the check layer's other fresh K and V are thrown away."""
+
+    keeps_check_layer = False
+
+
+class PublishedKDeviation(PublishedKVDeviation):
+    """LMCache's blender: one check of keys alone, and only picked tokens are fresh."""
+
+    def deviation(
+        self, keys: Tensor, values: Tensor, stored_keys: Tensor, stored_values: Tensor
+    ) -> Tensor:
+        return _distance(keys, stored_keys)
+
+
+class QueryAttention(Selector):
+    """The tokens that the question attends to, over their stored keys, as in FusionRAG and ProphetKV."""
+
+    needs_question = True
+
+    def scores(self, candidates: Candidates) -> Tensor:
+        assert candidates.attention is not None
+        return candidates.attention
+
+
+class DeviationTimesAttention(KVDeviation):
+    """What differs and is asked for: the product of both scores."""
+
+    needs_question = True
+
+    def scores(self, candidates: Candidates) -> Tensor:
+        assert candidates.deviation is not None and candidates.attention is not None
+        return candidates.deviation * candidates.attention
 
 
 class ChunkHead(Selector):
@@ -86,32 +163,24 @@ class Random(Selector):
         return torch.rand(len(candidates.rank_in_span), generator=generator)
 
 
-class NoTokens(Selector):
-    """A control: the stored KV as it is, whatever the ratio."""
+class Unscored(Selector):
+    """The controls `none` and `all`: their ratio is 0 or 1, and no score is asked for."""
 
     def scores(self, candidates: Candidates) -> Tensor:
         return torch.zeros(len(candidates.rank_in_span))
-
-    def count(self, ratio: float, tokens: int) -> int:
-        return 0
-
-
-class AllTokens(Selector):
-    """A control: everything is computed again, whatever the ratio."""
-
-    def scores(self, candidates: Candidates) -> Tensor:
-        return torch.zeros(len(candidates.rank_in_span))
-
-    def count(self, ratio: float, tokens: int) -> int:
-        return tokens
 
 
 SELECTOR_TYPES: dict[str, type[Selector]] = {
     "kv_deviation": KVDeviation,
+    "kv_deviation_gradual": GradualKVDeviation,
+    "query_attention": QueryAttention,
+    "deviation_x_attention": DeviationTimesAttention,
     "chunk_head": ChunkHead,
     "random": Random,
-    "none": NoTokens,
-    "all": AllTokens,
+    "none": Unscored,
+    "all": Unscored,
+    "kv_deviation_published": PublishedKVDeviation,
+    "k_deviation_published": PublishedKDeviation,
 }
 
 
@@ -121,17 +190,5 @@ def pick(scores: Tensor, count: int) -> Tensor:
     return order[:count].sort().values
 
 
-def charged_ratio(*, tokens: int, picked: int, full_layers: int, layers: int) -> float:
-    """A blend's share of the full prefill of `tokens` tokens, 0 to 1.
-
-    Args:
-        tokens: tokens the blend pass was asked for.
-        picked: of these, those that run through every layer.
-        full_layers: layers that run for all tokens: the ones below the check layer, and the check
-            layer itself, of which only keys and values are needed (so this is an upper bound).
-        layers: layers of the model.
-    """
-    if tokens == 0:
-        return 0.0
-    full = min(full_layers, layers)
-    return (full * tokens + (layers - full) * picked) / (layers * tokens)
+def _distance(fresh: Tensor, stored: Tensor) -> Tensor:
+    return (fresh.float() - stored.float()).square().flatten(1).sum(1)

@@ -17,15 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.distributed import (
     get_tensor_model_parallel_rank,
     get_tensor_model_parallel_world_size,
+    tensor_model_parallel_all_gather,
     tensor_model_parallel_all_reduce,
 )
 
 from semkv_rag.engine.blend_pass import BlendPass, BlendTask
 from semkv_rag.engine.capture import Captured, ChunkCapture
+from semkv_rag.engine.eager import EagerModel
 from semkv_rag.engine.gate import GateReport, run_gate
 from semkv_rag.engine.kv_tap import KVTap
 from semkv_rag.engine.model_view import Unservable, model_layers
@@ -72,12 +75,16 @@ class BlendExecutor:
             block_size = self._config.cache_config.block_size
             self._tap = KVTap(layers)
             self._blend_pass = BlendPass(
-                runner.get_model(),
-                layers,
-                self._tap,
-                PagedKV(runner, block_size),
-                self._config,
-                agree=tensor_model_parallel_all_reduce,
+                EagerModel(
+                    runner.get_model(),
+                    layers,
+                    self._tap,
+                    PagedKV(runner, block_size),
+                    self._config,
+                ),
+                self._config.scheduler_config.max_num_batched_tokens,
+                total=tensor_model_parallel_all_reduce,
+                highest=_highest_of_ranks,
             )
             self._capture = ChunkCapture(self._root, layers, self._rank, self._ranks)
             self.gate = run_gate(
@@ -212,3 +219,9 @@ def _damaged(sources: Mapping[str, ChunkFile]) -> tuple[str, ...]:
         except ChunkFileError:
             damaged.append(chunk_id)
     return tuple(damaged)
+
+
+def _highest_of_ranks(scores: Tensor) -> Tensor:
+    """The highest of all ranks' `scores`, of the same shape."""
+    gathered: Tensor = tensor_model_parallel_all_gather(scores, dim=0)
+    return gathered.view(-1, *scores.shape).amax(0)

@@ -7,7 +7,8 @@ Run once per worker, at start-up, on a few dozen tokens in blocks that nothing u
 2. a blend that recomputes everything gives the hidden states of plain prefill;
 3. so does a blend that recomputes a third of the tokens, when the stored KV is right: it checks the
    check layer, the cutting of arguments, the scattered attention and the writing of stored KV;
-4. and once more in pieces, as prompts beyond vLLM's batch size are blended.
+4. and once more in pieces, as prompts beyond vLLM's batch size are blended;
+5. and once more behind a pass of the question, which borrows blocks.
 
 A model that fails is answered plainly, and the reason is said once.
 """
@@ -84,9 +85,9 @@ class _Gate:
     def __init__(
         self, blend_pass: BlendPass, vocabulary: int, block_ids: list[int], tolerance: float
     ) -> None:
-        self._pass = blend_pass
+        self._pass, self._model = blend_pass, blend_pass.model
         self._block_ids = block_ids
-        self._blocks = torch.tensor(block_ids, device=blend_pass.paged.device)
+        self._blocks = torch.tensor(block_ids, device=blend_pass.model.paged.device)
         self._tolerance = tolerance
         self.largest_error = 0.0
         count = HEAD_TOKENS + CHUNK_TOKENS + QUESTION_TOKENS
@@ -98,7 +99,7 @@ class _Gate:
         chunk = self._tokens[HEAD_TOKENS : self._covered]
         here, _ = self._computed(chunk, 0)
         there, _ = self._computed(chunk, SHIFT)
-        for index, layer in enumerate(self._pass.layers):
+        for index, layer in enumerate(self._model.layers):
             (keys, values), (moved_keys, moved_values) = here[index], there[index]
             if not self._close(values, moved_values):
                 return (
@@ -120,15 +121,16 @@ class _Gate:
         rows = slice(HEAD_TOKENS, self._covered)
         right = _MemorySource([(k[rows], v[rows]) for k, v in in_place])
         whole = self._pass.piece_tokens
-        for ratio, piece_tokens, what in (
-            (1.0, whole, "recomputes everything"),
-            (1 / 3, whole, "reuses right KV"),
-            (1 / 3, CHUNK_TOKENS // 2, "runs in pieces"),
+        for options, piece_tokens, what in (
+            (ReuseOptions(ratio=1.0), whole, "recomputes everything"),
+            (ReuseOptions(ratio=1 / 3), whole, "reuses right KV"),
+            (ReuseOptions(ratio=1 / 3), CHUNK_TOKENS // 2, "runs in pieces"),
+            (ReuseOptions(ratio=1 / 3, selector="query_attention"), whole, "asks the question"),
         ):
             # What the blend does not write must not be right by having been there before.
             self._computed(self._tokens[::-1], 0)
             span = Span("gate", 0, HEAD_TOKENS, CHUNK_TOKENS, base=HEAD_TOKENS)
-            plan = ReusePlan((span,), self._covered, ReuseOptions(ratio=ratio))
+            plan = ReusePlan((span,), self._covered, options).asking(self._tokens)
             task = BlendTask("gate", plan, self._tokens[: self._covered], self._block_ids, 0)
             self._pass.piece_tokens = piece_tokens
             try:
@@ -136,10 +138,7 @@ class _Gate:
             finally:
                 self._pass.piece_tokens = whole
             positions = torch.arange(self._covered, len(self._tokens), device=self._blocks.device)
-            hidden = self._pass.forward(
-                self._tokens[self._covered :], self._blocks, positions, stop_at_last=False
-            )
-            assert hidden is not None
+            hidden = self._model.forward(self._tokens[self._covered :], self._blocks, positions)
             if not self._close(hidden.reshape(QUESTION_TOKENS, -1), plain[self._covered :]):
                 return f"a blend that {what} does not give what plain prefill gives"
         return None
@@ -151,19 +150,17 @@ class _Gate:
         seen: dict[int, tuple[Tensor, Tensor]] = {}
 
         def keep(index: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-            keys, values = self._pass.as_heads(index, keys, values)
+            keys, values = self._model.as_heads(index, keys, values)
             seen[index] = keys.clone(), values.clone()
 
         positions = torch.arange(len(tokens), device=self._blocks.device)
-        with self._pass.tap.handling(keep):
-            hidden = self._pass.forward(
+        with self._model.tap.handling(keep):
+            hidden = self._model.forward(
                 tokens,
                 self._blocks,
                 positions,
-                stop_at_last=False,
                 rotary_shift=rotary_shift,
             )
-        assert hidden is not None
         return [seen[index] for index in range(len(seen))], hidden.reshape(len(tokens), -1)
 
     def _error(self, a: Tensor, b: Tensor) -> float:

@@ -8,6 +8,8 @@ and each token attends to everything before it. All features of the backend stay
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,7 +27,8 @@ class PagedKV:
     def __init__(self, runner: Any, block_size: int) -> None:
         self.device: torch.device = runner.device
         self._groups = [group for groups in runner.attn_groups for group in groups]
-        self._block_size = block_size
+        self.block_size = block_size
+        self._blocks = int(runner.kv_cache_config.num_blocks)
 
     def slots(self, blocks: Tensor, positions: Tensor) -> Tensor:
         """Where `positions` of a request stand in the cache, [tokens], int64.
@@ -34,8 +37,8 @@ class PagedKV:
             blocks: [blocks], int64: the request's block ids, in order.
             positions: [tokens], int64.
         """
-        block = blocks[torch.div(positions, self._block_size, rounding_mode="floor")]
-        return block * self._block_size + positions % self._block_size
+        block = blocks[torch.div(positions, self.block_size, rounding_mode="floor")]
+        return block * self.block_size + positions % self.block_size
 
     def metadata(
         self, blocks: Tensor, positions: Tensor
@@ -71,3 +74,35 @@ class PagedKV:
             built = group.get_metadata_builder().build(0, common)
             by_layer.update(dict.fromkeys(group.layer_names, built))
         return by_layer, dict.fromkeys(by_layer, slots)
+
+    @contextmanager
+    def borrowed(self, caches: Sequence[Tensor], own: Tensor, count: int) -> Iterator[Tensor]:
+        """Blocks to write to for a moment, [count], int64; they are put back as they were.
+
+        For tokens whose own blocks the scheduler has not given yet. The blocks may be in use: nothing
+        else runs on this worker meanwhile. A request that fits into the cache leaves enough of them.
+
+        Args:
+            caches: each layer's paged cache.
+            own: the blocks that are not to be taken, [blocks], int64.
+        """
+        taken = set(own.tolist())
+        free = (block for block in range(1, self._blocks) if block not in taken)
+        blocks = torch.tensor([next(free) for _ in range(count)], dtype=torch.int64)
+        places = [(cache, *self._places(cache, blocks)) for cache in (caches if count else ())]
+        saved = [cache.index_select(axis, rows) for cache, axis, rows in places]
+        try:
+            yield blocks.to(self.device)
+        finally:
+            for (cache, axis, rows), was in zip(places, saved, strict=True):
+                cache.index_copy_(axis, rows, was)
+
+    def _places(self, cache: Tensor, blocks: Tensor) -> tuple[int, Tensor]:
+        """The axis of a layer's cache that counts blocks, and where `blocks` stand on it.
+
+        Backends lay a cache out as they like, and may split the blocks into smaller ones.
+        """
+        axis = next(a for a, size in enumerate(cache.shape) if size % self._blocks == 0)
+        parts = cache.shape[axis] // self._blocks
+        rows = (blocks[:, None] * parts + torch.arange(parts)).flatten()
+        return axis, rows.to(self.device)

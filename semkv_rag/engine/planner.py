@@ -231,7 +231,8 @@ class RequestPlanner:
             prompt = tracked.tokens()
             spans = self._catalogue.match(options.namespace, prompt)
             end = first_to_compute(spans, tracked.images)
-            tracked.plan = make_plan(spans, len(prompt), options, end)
+            plan = make_plan(spans, len(prompt), options, end)
+            tracked.plan = None if plan is None else plan.asking(prompt)
         except StoreError as error:
             reason = f"the store's index cannot be read: {error}"
         except Exception as error:

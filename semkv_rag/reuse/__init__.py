@@ -3,11 +3,13 @@
 from semkv_rag.reuse.images import ImageRows, first_to_compute, image_key, tell_images_apart
 from semkv_rag.reuse.matcher import ChunkIndex
 from semkv_rag.reuse.plan import ReusePlan, Span, make_plan
+from semkv_rag.reuse.question import Question
 from semkv_rag.reuse.tokens import StoredTokens, TokenArray, token_array
 
 __all__ = [
     "ChunkIndex",
     "ImageRows",
+    "Question",
     "ReusePlan",
     "Span",
     "StoredTokens",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blake3 import blake3
 
-from semkv_rag.config import ReuseOptions
+from semkv_rag.config import QUERY_AWARE, ReuseOptions
+from semkv_rag.reuse.question import Question, find_question
+from semkv_rag.reuse.tokens import TokenArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +48,29 @@ class ReusePlan:
         covered: the prompt's first `covered` tokens get their KV from the blend pass; vLLM computes
             the rest. Always less than the prompt's length: the last token's logits are needed.
         options: ratio, selector and check layer.
+        question: what the selector asks with, see `asking`; None when it picks without.
     """
 
     spans: tuple[Span, ...]
     covered: int
     options: ReuseOptions
+    question: Question | None = None
+
+    def asking(self, prompt: Sequence[int] | TokenArray) -> ReusePlan:
+        """This plan with the question of its prompt, if its selector looks at one.
+
+        Args:
+            prompt: all of its tokens.
+        """
+        if self.options.selector not in QUERY_AWARE or not 0 < self.options.effective_ratio < 1:
+            return self
+        question = find_question(prompt, self.covered, self.options.question_tokens)
+        return replace(self, question=question) if question.tokens else self
 
     @property
     def recomputes_all(self) -> bool:
-        """Whether every reused token is computed again: by its selector, or at ratio 1.
-
-        `none` takes the stored KV as it is at any ratio.
-        """
-        selector = self.options.selector
-        return selector == "all" or (self.options.ratio == 1 and selector != "none")
+        """Whether every reused token is computed again: by its selector, or at ratio 1."""
+        return self.options.effective_ratio == 1
 
     @property
     def first_inexact(self) -> int | None:
@@ -85,7 +96,7 @@ class ReusePlan:
         options = self.options
         parts = (
             options.ratio, options.selector, options.check_layer, options.namespace, self.covered,
-            *((s.chunk_id, s.src, s.dst, s.length, s.exact) for s in self.spans),
+            *((s.chunk_id, s.src, s.dst, s.length, s.exact) for s in self.spans), self.question,
         )  # fmt: skip
         return blake3(repr(parts).encode()).digest()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from semkv_rag.blend import SELECTOR_TYPES, Candidates, charged_ratio, pick
-from semkv_rag.config import SELECTORS
+from semkv_rag.blend import SELECTOR_TYPES, Candidates, pick
+from semkv_rag.config import QUERY_AWARE, SELECTORS
 
 RANKS = torch.tensor([0, 1, 2, 0, 1, 2, 3])
 
@@ -17,6 +17,9 @@ def candidates(**tensors: torch.Tensor) -> Candidates:
 
 def test_every_name_that_options_take_has_a_selector() -> None:
     assert tuple(SELECTOR_TYPES) == SELECTORS
+    assert (
+        tuple(name for name, kind in SELECTOR_TYPES.items() if kind.needs_question) == QUERY_AWARE
+    )
 
 
 def test_pick_takes_the_highest_in_prompt_order() -> None:
@@ -36,27 +39,26 @@ def test_kv_deviation_sums_keys_and_values_over_heads() -> None:
     keys[4, 1, 2] = 3.0  # deviates by 9 in K
     values[2] = 1.0  # by 6 in V
     keys[5, 0, 0], values[5, 1, 1] = 1.0, 2.0  # by 5 in both
-    scores = SELECTOR_TYPES["kv_deviation"]().scores(
-        candidates(keys=keys, values=values, stored_keys=fresh, stored_values=fresh)
-    )
-    assert scores.tolist() == [0, 0, 6, 0, 9, 5, 0]
+    both = SELECTOR_TYPES["kv_deviation"]().deviation(keys, values, fresh, fresh)
+    assert both.tolist() == [0, 0, 6, 0, 9, 5, 0]
+    only_keys = SELECTOR_TYPES["k_deviation_published"]().deviation(keys, values, fresh, fresh)
+    assert only_keys.tolist() == [0, 0, 0, 0, 9, 1, 0]
 
 
 def test_kv_deviation_of_bfloat16_is_not_rounded_to_bfloat16() -> None:
     stored = torch.zeros(2, 1, 64, dtype=torch.bfloat16)
     keys = torch.full((2, 1, 64), 0.1, dtype=torch.bfloat16)
     keys[1, 0, 0] = 0.1015625  # the next bfloat16
-    scores = SELECTOR_TYPES["kv_deviation"]().scores(
-        Candidates(
-            rank_in_span=torch.arange(2),
-            seed=0,
-            keys=keys,
-            values=stored,
-            stored_keys=stored,
-            stored_values=stored,
-        )
-    )
+    scores = SELECTOR_TYPES["kv_deviation"]().deviation(keys, stored, stored, stored)
     assert scores[1] > scores[0]
+
+
+def test_the_product_takes_what_differs_and_is_attended_to() -> None:
+    deviation = torch.tensor([1.0, 9.0, 4.0, 0.0, 2.0, 2.0, 2.0])
+    attention = torch.tensor([0.1, 0.0, 0.2, 0.9, 0.3, 0.1, 0.2])
+    both = candidates(deviation=deviation, attention=attention)
+    assert pick(SELECTOR_TYPES["deviation_x_attention"]().scores(both), 2).tolist() == [2, 4]
+    assert pick(SELECTOR_TYPES["query_attention"]().scores(both), 2).tolist() == [3, 4]
 
 
 def test_chunk_head_takes_spans_in_turn() -> None:
@@ -71,17 +73,18 @@ def test_random_is_the_same_for_the_same_plan_only() -> None:
     assert selector.scores(candidates()).tolist() != selector.scores(other).tolist()
 
 
-@pytest.mark.parametrize(
-    ("name", "ratio", "count"),
-    [("kv_deviation", 0.15, 15), ("none", 0.5, 0), ("all", 0.0, 100), ("random", 0.3, 30)],
-)
-def test_counts(name: str, ratio: float, count: int) -> None:
-    assert SELECTOR_TYPES[name]().count(ratio, 100) == count
+@pytest.mark.parametrize("ratio", [0.0, 0.05, 0.15, 0.5, 0.8, 0.95, 1.0])
+@pytest.mark.parametrize("layers", [0, 1, 2, 23])
+def test_gradual_falls_and_is_the_ratio_on_average(ratio: float, layers: int) -> None:
+    levels = SELECTOR_TYPES["kv_deviation_gradual"]().levels(ratio, 1000, layers)
+    assert len(levels) == max(layers, 1)
+    assert levels == sorted(levels, reverse=True)
+    assert 0 <= levels[-1] <= levels[0] <= 1000
+    if layers != 1:
+        assert sum(levels) / len(levels) == pytest.approx(1000 * ratio, abs=1)
+    if 0 < ratio < 1 and layers > 1:
+        assert levels[0] > 1000 * ratio > levels[-1]
 
 
-def test_charged_ratio() -> None:
-    charged = charged_ratio(tokens=1000, picked=150, full_layers=2, layers=24)
-    assert charged == pytest.approx((2 * 1000 + 22 * 150) / (24 * 1000))
-    assert charged_ratio(tokens=1000, picked=0, full_layers=0, layers=24) == 0
-    assert charged_ratio(tokens=0, picked=0, full_layers=2, layers=24) == 0
-    assert charged_ratio(tokens=10, picked=10, full_layers=9, layers=4) == 1
+def test_other_selectors_have_one_level() -> None:
+    assert SELECTOR_TYPES["kv_deviation"]().levels(0.15, 100, 23) == [15]

@@ -27,7 +27,7 @@ def picked_positions(engine: Engine, plan: ReusePlan, prompt: list[int]) -> list
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         picked = get_kv_transfer_group().executor._blend_pass.picked.get(key)
-        return None if picked is None else picked.tolist()
+        return None if picked is None else picked[0].tolist()
 
     return inside(engine, remembered)
 

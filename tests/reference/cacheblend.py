@@ -12,6 +12,12 @@ The algorithm, in this project's words:
 
 Selectors that look at no deviation have no check layer: what they pick is fresh from layer 0 on.
 
+Three more selectors are the same with a change. `kv_deviation_gradual`: above the check layer, those
+picked are compared again at each layer, and fewer of them go on to the next. `kv_deviation_published`:
+the check layer too keeps fresh K and V of picked tokens only. `k_deviation_published`: likewise, and
+only K is compared. The two that look at the question take its attention from `question`; what they
+score is that attention, or its product with the deviation.
+
 Rows of a decoder meet in attention only, and there only through K and V. So every row is run
 through the whole model, and a cache hands attention the K and V that the algorithm gives each
 token: what an unpicked token's row comes to reaches no other row. Nothing is left to write per
@@ -40,6 +46,7 @@ class BlendResult:
     Attributes:
         logprobs: the next token's, [vocabulary].
         picked: prompt positions of the recomputed reused tokens, ascending.
+        levels: the same for each layer above the check layer, where fewer go on from one to the next.
         deviation: of each reused token at the check layer, float32 [prompt tokens], nan for others;
             None for a selector that looks at none.
         layers: per layer, the K and V each prompt token ended up with, [prompt tokens, kv_heads,
@@ -48,6 +55,7 @@ class BlendResult:
 
     logprobs: Tensor
     picked: tuple[int, ...]
+    levels: tuple[tuple[int, ...], ...]
     deviation: Tensor | None
     layers: tuple[LayerKV, ...]
 
@@ -72,32 +80,70 @@ class ReferenceModel(StoringModel):
         Raises:
             ValueError: `random` without `rows`, or rows that are not inexact reused tokens.
         """
-        exact = torch.zeros(len(prompt), dtype=torch.bool)
-        inexact = torch.zeros(len(prompt), dtype=torch.bool)
-        for span in plan.spans:
-            (exact if span.exact else inexact)[span.dst : span.end] = True
+        exact, inexact = masks(plan, len(prompt))
         picked = None if rows is None else _mask(rows, inexact)
+        selector = plan.options.selector
+        asked = None
+        if picked is None and plan.question is not None:
+            asked = self.asked(prompt, plan, stored)
         if picked is None:
-            picked = _picked_up_front(plan, inexact)
+            picked = _picked_up_front(plan, inexact, asked)
+        up_front = picked is not None
+        layers = len(self.decoder_layers)
         cache = _BlendCache(
-            stored=self._in_prompt(len(prompt), plan, stored),
+            stored=self.in_prompt(len(prompt), plan, stored),
             exact=exact,
             inexact=inexact,
             picked=picked,
-            check_layer=plan.options.check_layer if picked is None else -1,
-            count=round(plan.options.ratio * plan.reused_tokens),
+            check_layer=-1 if up_front else plan.options.check_layer,
+            counts=_counts(plan, layers - plan.options.check_layer - 1),
+            keeps_check_layer=not selector.endswith("_published"),
+            keys_only=selector == "k_deviation_published",
+            asked=asked,
         )
         order = torch.arange(len(prompt))
         logprobs = self.forward(prompt, order, causal(order, order), cache)[-1]
         assert cache.picked is not None, "the model has no such check layer"
+        levels = [cache.picked] if up_front else cache.levels
+        positions = [tuple(level.nonzero().flatten().tolist()) for level in levels]
         return BlendResult(
             logprobs=logprobs,
-            picked=tuple(cache.picked.nonzero().flatten().tolist()),
+            picked=positions[0],
+            levels=tuple(positions),
             deviation=cache.deviation,
             layers=tuple(cache.blended),
         )
 
-    def _in_prompt(
+    def asked(
+        self, prompt: Sequence[int], plan: ReusePlan, stored: Mapping[str, StoredKV]
+    ) -> Tensor:
+        """What the plan's question attends to, [prompt tokens], nan where nothing can be picked.
+
+        The question is run over the stored KV of all spans. Its weights are shared out among the
+        tokens that can be picked and its own; the mean over its tokens, heads and layers is taken.
+        """
+        question = plan.question
+        assert question is not None
+        tokens = [*prompt[: question.position], *question.tokens]
+        exact, inexact = masks(plan, max(len(tokens), len(prompt)))
+        first = int(inexact.nonzero()[0])
+        order = torch.arange(len(tokens))
+        own = order >= max(question.position, first)
+        cache = _BlendCache(
+            stored=self.in_prompt(len(tokens), plan, stored),
+            exact=exact[: len(tokens)],
+            inexact=inexact[: len(tokens)],
+            picked=inexact[: len(tokens)] & own,
+            check_layer=-1,
+        )
+        weights = self.weights(tokens, order, causal(order, order), cache)[:, :, own]
+        weights[..., ~(inexact[: len(tokens)] | own)] = 0
+        weights /= weights.sum(-1, keepdim=True)
+        asked = torch.full((len(prompt),), torch.nan)
+        asked[inexact[: len(prompt)]] = weights.mean((0, 1, 2))[inexact[: len(tokens)]]
+        return asked
+
+    def in_prompt(
         self, length: int, plan: ReusePlan, stored: Mapping[str, StoredKV]
     ) -> list[LayerKV]:
         """Per layer, stored K (moved) and V where they stand in the prompt; nan elsewhere."""
@@ -116,7 +162,26 @@ class ReferenceModel(StoringModel):
         return layers
 
 
-def _picked_up_front(plan: ReusePlan, inexact: Tensor) -> Tensor | None:
+def masks(plan: ReusePlan, length: int) -> tuple[Tensor, Tensor]:
+    """The tokens that are reused as they are, and behind another context; bool [length] each."""
+    exact = torch.zeros(length, dtype=torch.bool)
+    inexact = torch.zeros(length, dtype=torch.bool)
+    for span in plan.spans:
+        (exact if span.exact else inexact)[span.dst : span.end] = True
+    return exact, inexact
+
+
+def _counts(plan: ReusePlan, layers: int) -> list[int]:
+    """How many tokens are picked, for each of the `layers` above the check layer."""
+    ratio, reused = plan.options.ratio, plan.reused_tokens
+    if plan.options.selector != "kv_deviation_gradual" or layers < 2 or ratio == 0:
+        return [round(ratio * reused)] * max(layers, 1)
+    most = min(1.5 * ratio, 1.0)  # at the first; as far below `ratio` at the last as above it here
+    step = 2 * (most - ratio) / (layers - 1)
+    return [round((most - layer * step) * reused) for layer in range(layers)]
+
+
+def _picked_up_front(plan: ReusePlan, inexact: Tensor, asked: Tensor | None) -> Tensor | None:
     """What is picked before anything is computed, bool [prompt tokens]; None: by deviation."""
     options = plan.options
     if options.selector == "none":
@@ -133,7 +198,11 @@ def _picked_up_front(plan: ReusePlan, inexact: Tensor) -> Tensor | None:
         )
         count = round(options.ratio * len(ranked))
         return _mask([position for _, position in ranked[:count]], inexact)
-    if options.selector == "kv_deviation":
+    if options.selector == "query_attention":
+        if asked is None:
+            return torch.zeros_like(inexact)
+        return highest(asked, inexact, round(options.ratio * plan.reused_tokens))
+    if "deviation" in options.selector:
         return None
     raise ValueError(f"{options.selector} needs rows")
 
@@ -156,7 +225,11 @@ class _BlendCache(DynamicCache):
         exact, inexact: which tokens are reused so, bool [prompt tokens].
         picked: those to recompute, bool [prompt tokens]; None until the check layer.
         check_layer: -1 when none is needed.
-        count: how many the check layer picks.
+        counts: how many are picked, for each layer above the check layer.
+        keeps_check_layer: whether fresh K and V that were computed to be compared are kept.
+        keys_only: whether only K is compared.
+        asked: what the question attends to, if that counts.
+        levels: what was picked, for each layer above the check layer.
     """
 
     stored: list[LayerKV]
@@ -164,8 +237,12 @@ class _BlendCache(DynamicCache):
     inexact: Tensor
     picked: Tensor | None
     check_layer: int
-    count: int
+    counts: Sequence[int] = ()
+    keeps_check_layer: bool = True
+    keys_only: bool = False
+    asked: Tensor | None = None
     deviation: Tensor | None = None
+    levels: list[Tensor] = field(default_factory=list)
     blended: list[LayerKV] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -177,18 +254,32 @@ class _BlendCache(DynamicCache):
         """Called by each attention with all tokens' fresh K and V, [1, kv_heads, tokens, dim]."""
         keys, values = key_states[0].transpose(0, 1), value_states[0].transpose(0, 1)
         stored_keys, stored_values = self.stored[layer_idx]
-        if layer_idx == self.check_layer:
-            self.deviation = _deviation(keys, stored_keys) + _deviation(values, stored_values)
-            self.deviation[~self.inexact] = torch.nan
-            self.picked = highest(self.deviation, self.inexact, self.count)
-        reuse = self.exact
-        if layer_idx > self.check_layer:
-            assert self.picked is not None
-            reuse = reuse | (self.inexact & ~self.picked)
+        fresh = self.picked  # None: all that are not exact
+        if 0 <= self.check_layer <= layer_idx:
+            self._pick(layer_idx, keys, values)
+            if layer_idx == self.check_layer and not self.keeps_check_layer:
+                fresh = self.picked
+        reuse = self.exact if fresh is None else self.exact | (self.inexact & ~fresh)
         keys = torch.where(reuse[:, None, None], stored_keys, keys)
         values = torch.where(reuse[:, None, None], stored_values, values)
         self.blended.append((keys, values))
         return keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
+
+    def _pick(self, layer_idx: int, keys: Tensor, values: Tensor) -> None:
+        """Pick those that are fresh in the next layer, out of those that are in this one."""
+        level = layer_idx - self.check_layer
+        if level >= len(self.counts):
+            return
+        stored_keys, stored_values = self.stored[layer_idx]
+        deviation = _deviation(keys, stored_keys)
+        if not self.keys_only:
+            deviation = deviation + _deviation(values, stored_values)
+        if self.deviation is None:
+            self.deviation = torch.where(self.inexact, deviation, torch.nan)
+        score = deviation if self.asked is None else deviation * self.asked
+        among = self.inexact if self.picked is None else self.picked
+        self.picked = highest(score, among, self.counts[level])
+        self.levels.append(self.picked)
 
 
 def highest(deviation: Tensor, candidates: Tensor, count: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,15 +57,34 @@ class PlainModel:
         Returns:
             each token's logprobs of what follows it, [tokens, vocabulary].
         """
+        output = self._run(tokens, positions, visible, cache)
+        return output.logits[0].log_softmax(-1)
+
+    @torch.inference_mode()
+    def weights(
+        self, tokens: Sequence[int], positions: Tensor, visible: Tensor, cache: Cache | None = None
+    ) -> Tensor:
+        """The attention weights of the same pass, [layers, heads, tokens, keys]."""
+        output = self._run(tokens, positions, visible, cache, output_attentions=True)
+        return torch.cat(output.attentions)
+
+    def _run(
+        self,
+        tokens: Sequence[int],
+        positions: Tensor,
+        visible: Tensor,
+        cache: Cache | None,
+        **options: Any,
+    ) -> Any:
         mask = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
-        output = self.hf(
+        return self.hf(
             input_ids=torch.tensor([list(tokens)]),
             position_ids=positions[None],
             attention_mask=mask[None, None],
             past_key_values=cache,
             use_cache=cache is not None,
+            **options,
         )
-        return output.logits[0].log_softmax(-1)
 
 
 def causal(queries: Tensor, keys: Tensor) -> Tensor:

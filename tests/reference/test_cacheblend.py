@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -114,19 +115,69 @@ def test_random_needs_rows_and_takes_reused_ones_only(load_model: LoadModel) -> 
             model.blend(case.prompt, plan, case.stored, [row])
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen3", "qwen2_yarn", "olmo2", "glm"])
+LOOPS = [
+    *(
+        (arch, "kv_deviation", ratio)
+        for arch in ("llama", "qwen3", "qwen2_yarn", "olmo2", "glm")
+        for ratio in (0.0, 0.15, 0.5)
+    ),
+    ("qwen3", "kv_deviation_gradual", 0.3),
+    ("qwen3", "kv_deviation_published", 0.3),
+    ("qwen3", "k_deviation_published", 0.3),
+]
+
+
+@pytest.mark.parametrize(("arch", "selector", "ratio"), LOOPS)
 @pytest.mark.parametrize("check_layer", [1, 2])
-@pytest.mark.parametrize("ratio", [0.0, 0.15, 0.5])
 def test_the_loop_over_picked_rows_agrees(
-    load_model: LoadModel, arch: str, check_layer: int, ratio: float
+    load_model: LoadModel, arch: str, check_layer: int, selector: str, ratio: float
 ) -> None:
     model = load_model(arch)
     case = mixed_case(model)
-    plan = case.plan(ratio=ratio, check_layer=check_layer)
+    plan = case.plan(ratio=ratio, check_layer=check_layer, selector=selector)
     result = model.blend(case.prompt, plan, case.stored)
-    logprobs, picked = _picked_rows_only(model, case, plan)
-    assert list(result.picked) == picked
+    counts = [len(level) for level in result.levels]
+    if selector.endswith("gradual") and check_layer == 1:  # two layers above it
+        assert counts == [round(0.45 * 65), round(0.15 * 65)]
+    logprobs, picked = _picked_rows_only(model, case, plan, counts)
+    assert [list(level) for level in result.levels] == picked
     torch.testing.assert_close(result.logprobs, logprobs, atol=1e-4, rtol=0)
+
+
+def test_what_the_question_attends_to_over_right_kv_is_the_models_own_attention(
+    load_model: LoadModel,
+) -> None:
+    model = load_model("gemma2")  # with a soft cap
+    prompt = HEAD + FIRST + SECOND + QUESTION
+    spans = (
+        Span("first", src=0, dst=7, length=24, base=7, exact=True),
+        Span("second", src=0, dst=31, length=24, base=31),
+    )
+    stored = {"first": model.stored(HEAD, FIRST), "second": model.stored(HEAD + FIRST, SECOND)}
+    plan = ReusePlan(spans, 55, ReuseOptions(selector="query_attention", ratio=0.5)).asking(prompt)
+    asked = model.asked(prompt, plan, stored)
+    hf = model.hf(torch.tensor([prompt]), output_attentions=True)
+    weights = torch.cat(hf.attentions)[:, :, 55:, 31:]
+    expected = (weights / weights.sum(-1, keepdim=True)).mean((0, 1, 2))[:24]
+    torch.testing.assert_close(asked[31:55], expected, atol=1e-5, rtol=0)
+    assert asked[:31].isnan().all() and asked[55:].isnan().all()
+
+
+@pytest.mark.parametrize("selector", ["query_attention", "deviation_x_attention"])
+def test_query_aware_selectors_pick_what_scores_highest(
+    load_model: LoadModel, selector: str
+) -> None:
+    model = load_model("qwen3")
+    case = mixed_case(model)
+    plan = case.plan(ratio=0.2, selector=selector).asking(case.prompt)
+    result = model.blend(case.prompt, plan, case.stored)
+    score = model.asked(case.prompt, plan, case.stored)
+    if result.deviation is not None:
+        score = score * result.deviation
+    order = score.nan_to_num(-1).argsort(descending=True)[:13].tolist()
+    assert result.picked == tuple(sorted(order))
+    other = replace(plan, question=replace(plan.question, tokens=plan.question.tokens[::-1]))
+    assert model.blend(case.prompt, other, case.stored).picked != result.picked
 
 
 def _places(span: Span) -> range:
@@ -152,12 +203,17 @@ class _Given(DynamicCache):
 
 @torch.inference_mode()
 def _picked_rows_only(
-    model: ReferenceModel, case: Case, plan: ReusePlan
-) -> tuple[Tensor, list[int]]:
+    model: ReferenceModel, case: Case, plan: ReusePlan, counts: list[int]
+) -> tuple[Tensor, list[list[int]]]:
     """CacheBlend as it saves work: a row that is not picked is not computed above the check layer.
 
     For models with `embed_tokens`, `layers`, `rotary_emb` and `norm`. One token's deviation at a time.
+
+    Args:
+        counts: how many rows go on, for each layer above the check layer.
     """
+    published = plan.options.selector.endswith("_published")
+    compared = 1 if plan.options.selector.startswith("k_") else 2  # of K and V
     decoder, tokens = model.hf.get_decoder(), len(case.prompt)
     config = decoder.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -176,24 +232,31 @@ def _picked_rows_only(
 
     rows = [place for place in range(tokens) if place not in exact]
     hidden = decoder.embed_tokens(torch.tensor([case.prompt]))[:, rows]
-    picked: list[int] = []
+    picked: list[list[int]] = []
     for index, layer in enumerate(decoder.layers):
         was = [part.clone() for part in store[index]]
         cache = _Given(store, rows)
         after = _run_layer(decoder, layer, hidden, rows, tokens, cache)
-        if index == plan.options.check_layer:
+        if index >= plan.options.check_layer and len(picked) < len(counts):
             deviation = {}
-            for place in reused:
+            among = picked[-1] if picked else reused
+            for place in among:
                 total = 0.0
                 assert cache.fresh is not None
-                for fresh, stored in zip(cache.fresh, was, strict=True):
+                for fresh, stored in zip(cache.fresh[:compared], was, strict=False):
                     difference = fresh[0, :, rows.index(place)] - stored[0, :, place]
                     total += float((difference**2).sum())
                 deviation[place] = total
-            count = round(plan.options.ratio * len(reused))
-            picked = sorted(sorted(reused, key=lambda place: (-deviation[place], place))[:count])
-            kept = [i for i, place in enumerate(rows) if place not in reused or place in picked]
-            after, rows = after[:, kept], [rows[i] for i in kept]
+            ranked = sorted(among, key=lambda place: (-deviation[place], place))
+            picked.append(sorted(ranked[: counts[len(picked)]]))
+            going_on = set(picked[-1])
+            kept = [i for i, place in enumerate(rows) if place not in reused or place in going_on]
+            if published and len(picked) == 1:  # once more, over stored KV of what was not picked
+                hidden, rows = hidden[:, kept], [rows[i] for i in kept]
+                store[index] = was
+                after = _run_layer(decoder, layer, hidden, rows, tokens, _Given(store, rows))
+            else:
+                after, rows = after[:, kept], [rows[i] for i in kept]
         hidden = after
     logits = model.hf.lm_head(decoder.norm(hidden))[0, -1]
     return logits.log_softmax(-1), picked

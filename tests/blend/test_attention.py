@@ -1,0 +1,43 @@
+"""What a question attends to, against torch's own attention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from semkv_rag.blend import question_attention
+
+
+def made(heads: int, kv_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(heads)
+    queries = torch.randn(5, heads, 16, generator=generator)
+    keys = torch.randn(12, kv_heads, 16, generator=generator)
+    visible = torch.arange(12)[None] <= torch.arange(7, 12)[:, None]
+    return queries, keys, visible
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (8, 1)])
+def test_the_mean_is_the_mean_of_attention_weights(heads: int, kv_heads: int) -> None:
+    queries, keys, visible = made(heads, kv_heads)
+    got = question_attention(queries, keys, visible, scale=0.3)
+    # Over values that are the unit vectors, attention gives its weights.
+    weights = torch.nn.functional.scaled_dot_product_attention(
+        queries.transpose(0, 1)[None],
+        keys.transpose(0, 1)[None],
+        torch.eye(12).expand(1, kv_heads, -1, -1),
+        attn_mask=visible,
+        scale=0.3,
+        enable_gqa=True,
+    )
+    torch.testing.assert_close(got, weights[0].mean((0, 1)))
+    assert float(got.sum()) == pytest.approx(1)
+    highest = question_attention(queries, keys, visible, scale=0.3, pooling="max")
+    torch.testing.assert_close(highest, weights[0].amax((0, 1)))
+
+
+def test_a_softcap_bounds_the_logits() -> None:
+    queries, keys, visible = made(4, 2)
+    capped = question_attention(queries * 1000, keys, visible, scale=1.0, softcap=0.01)
+    # With next to no difference left, each question token gives all it sees the same.
+    even = (visible / visible.sum(1, keepdim=True)).mean(0)
+    torch.testing.assert_close(capped, even, atol=2e-3, rtol=0)
