@@ -1,6 +1,6 @@
 """Prints the yardstick's acceptance list for each model of its family.
 
-    python -m benchmarks.quality [--models FOLDER ...] [--contexts 40] [--seeds 4]
+    python -m benchmarks.quality [--models FOLDER ...] [--contexts 25] [--seeds 4]
 
 Writes build/bench/quality.json.
 """
@@ -48,7 +48,7 @@ def merge(parts: list[Scores]) -> Scores:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=Path, nargs="*", default=sorted(MODELS.glob("*/")))
-    parser.add_argument("--contexts", type=int, default=40, help="of each seed")
+    parser.add_argument("--contexts", type=int, default=25, help="of each seed")
     parser.add_argument("--seeds", type=int, default=4)
     given = parser.parse_args()
     known = describe()

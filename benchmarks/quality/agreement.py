@@ -27,7 +27,7 @@ from torch import Tensor
 from benchmarks.quality import grammar, rules, words
 from benchmarks.quality.batches import Batch
 from benchmarks.quality.network import Model, Shape
-from benchmarks.quality.reuse import Blend, blend, prefill, whole
+from benchmarks.quality.reuse import Blend, Score, blend, prefill, whole
 from benchmarks.quality.study import RATIOS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +35,7 @@ READER = ROOT / "examples" / "reader"
 CORPUS = ROOT / "examples" / "corpus"
 Prompt = tuple[list[list[int]], list[int]]
 """Chunks of tokens, and the question's tokens."""
-_RULES: dict[str, tuple[rules.Score, int]] = {
+_RULES: dict[str, tuple[Score, int]] = {
     "HKVD@1": (rules.by_deviation, 1),
     "HKVD@2": (rules.by_deviation, 2),
     "random": (rules.by_chance(1), -1),

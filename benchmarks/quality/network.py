@@ -20,6 +20,9 @@ Hook = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Takes a layer's rotated keys and its values, [rows, heads, columns, head_dim], and gives those to
 use."""
 
+NAME_SPREAD = 0.05
+"""The standard deviation of a word's own direction, before training."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -86,7 +89,8 @@ class Attention(nn.Module):
             ],
             dim=2,
         )
-        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+        output: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return output
 
 
 class FeedForward(nn.Module):
@@ -97,7 +101,8 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(shape.feed_forward, shape.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        output: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return output
 
 
 class Block(nn.Module):
@@ -117,7 +122,8 @@ class Block(nn.Module):
         if hook is not None:
             key, value = hook(key, value)
         x = x + self.self_attn.attend(query, key, value, masks)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        output: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return output
 
 
 class Model(nn.Module):
@@ -140,7 +146,7 @@ class Model(nn.Module):
                 nn.init.normal_(weight, std=gain / math.sqrt(weight.shape[1]))
         with torch.no_grad():
             table = self.embed_tokens.weight
-            nn.init.normal_(table, std=0.05)
+            nn.init.normal_(table, std=NAME_SPREAD)
             # What all words share lets a head look a fixed number of words back before it knows any.
             common, plain, proper = torch.randn(3, self.shape.hidden) * 0.03
             table += common
@@ -151,7 +157,13 @@ class Model(nn.Module):
                 table[group] += direction
         trained = (torch.arange(self.shape.vocabulary) < words.FIRST_NAME)[:, None].float()
         table = self.embed_tokens.weight
-        table.register_hook(lambda gradient: gradient * trained.to(gradient.device))
+        table.register_hook(  # type: ignore[no-untyped-call]
+            lambda gradient: gradient * trained.to(gradient.device)
+        )
+
+    def blocks(self) -> list[Block]:
+        """The layers in order."""
+        return [layer for layer in self.layers if isinstance(layer, Block)]
 
     def turn(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(cos, sin) of `positions` [rows, columns], each [rows, 1, columns, head_dim / 2]."""
@@ -176,7 +188,8 @@ class Model(nn.Module):
         masks = (masks[0].to(dtype), masks[1].to(dtype))
         x = self.embed_tokens(tokens).to(dtype)
         states = [x]
-        for index, block in enumerate(blocks or self.layers):
+        every: Sequence[Callable[..., Tensor]] = blocks or self.blocks()
+        for index, block in enumerate(every):
             x = block(x, turn, masks) if hooks is None else block(x, turn, masks, hooks[index])
             states.append(x)
         return states

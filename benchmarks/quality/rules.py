@@ -101,11 +101,6 @@ def by_chunk_tail(batch: Batch, _: Tensor | None) -> Tensor:
     return -_place_in_chunk(batch)[1].float() - 1e3 * (batch.chunks <= 0)
 
 
-def by_lateness(batch: Batch, _: Tensor | None) -> Tensor:
-    """The prompt's last tokens."""
-    return torch.arange(batch.split).float().expand(batch.chunks.shape)
-
-
 def not_in_first_chunk(seed: int) -> Score:
     """By chance, but not in the prompt's first chunk."""
     return lambda batch, _: (batch.chunks > 0) * 2 + _chance(batch, seed)

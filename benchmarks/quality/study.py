@@ -12,9 +12,9 @@ import torch
 from benchmarks.quality import grammar, rules, words
 from benchmarks.quality.batches import Asked, Batch, collate
 from benchmarks.quality.network import Model
-from benchmarks.quality.reuse import KV, Blend, blend, prefill, right, whole
+from benchmarks.quality.reuse import KV, Blend, Score, blend, prefill, right, whole
 
-RATIOS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
+RATIOS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3)
 Filter = Callable[[Asked], bool]
 
 
@@ -68,9 +68,9 @@ def make_batches(seed: int, contexts: int, questions: int = 18, rows: int = 20) 
     return [collate(made[start : start + rows]) for start in range(0, contexts, rows)]
 
 
-def ways(seed: int) -> dict[str, tuple[rules.Score, int, bool]]:
+def ways(seed: int) -> dict[str, tuple[Score, int, bool]]:
     """Each selector: its rule, its check layer, and whether that layer keeps all its fresh rows."""
-    found: dict[str, tuple[rules.Score, int, bool]] = {
+    found: dict[str, tuple[Score, int, bool]] = {
         "HKVD@1 as published": (rules.by_deviation, 1, False),
         "HKVD@1": (rules.by_deviation, 1, True),
         "HKVD@2": (rules.by_deviation, 2, True),
@@ -85,7 +85,6 @@ def ways(seed: int) -> dict[str, tuple[rules.Score, int, bool]]:
         "it and ends": (rules.by_token_group([words.IT, *words.ENDS], seed), -1, True),
         "chunk head": (rules.by_chunk_head, -1, True),
         "chunk tail": (rules.by_chunk_tail, -1, True),
-        "last tokens": (rules.by_lateness, -1, True),
         "not first chunk": (rules.not_in_first_chunk(seed), -1, True),
     }
     return found
@@ -101,7 +100,6 @@ BLIND = (
     "it and ends",
     "chunk head",
     "chunk tail",
-    "last tokens",
     "not first chunk",
 )
 """Rules by token id or position."""
@@ -134,7 +132,7 @@ def study(
 def _ask(
     model: Model,
     batch: Batch,
-    chosen: dict[str, tuple[rules.Score, int, bool]],
+    chosen: dict[str, tuple[Score, int, bool]],
     ratios: tuple[float, ...],
 ) -> Iterable[tuple[str, list[bool]]]:
     last, _ = prefill(model, batch, whole(batch))

@@ -1,6 +1,6 @@
 """Trains one model of the family, from a seed.
 
-    python -m benchmarks.quality.train OUT [--seed 0] [--steps 1500] [--layer1 0] [--start CHECKPOINT]
+    python -m benchmarks.quality.train OUT [--seed 0] [--steps 750] [--layer1 0] [--start CHECKPOINT]
 
 Goes on from OUT/checkpoint.pt where one lies. One core and one thread suffice.
 """
@@ -12,15 +12,14 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.quality import grammar, teaching
+from benchmarks.quality import grammar, teaching, words
 from benchmarks.quality.batches import QUESTION_LENGTH, Batch, collate, masks
 from benchmarks.quality.grammar import FULL, Context, Fact, Recipe
-from benchmarks.quality.network import Model, Shape
+from benchmarks.quality.network import NAME_SPREAD, Model, Shape
 
 LEVELS = (
     Recipe((1, 1), (2, 2), (4, 6), depth=1, filler=0.0, lists=0.2),
@@ -32,6 +31,10 @@ LEVELS = (
 PASS = 0.85
 QUESTIONS = 12
 BATCH_TOKENS = 3600
+NEW_NAMES_FROM = 300
+"""From this step on every step has names nobody has seen."""
+HELP_UNTIL = 450
+"""Where to look is told less and less until this step; contexts are as hard as can be from then on."""
 
 
 def ask(rng: random.Random, context: Context) -> list[Fact]:
@@ -49,16 +52,16 @@ class Source:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.level = 0
-        self._ready: list[Batch] = []
+        self.ready: list[Batch] = []
 
     def rise(self, level: int) -> None:
-        self.level, self._ready = level, []
+        self.level, self.ready = level, []
 
     def next(self) -> Batch:
-        if not self._ready:
-            self._ready = list(self._fill())
-            self.rng.shuffle(self._ready)
-        return self._ready.pop()
+        if not self.ready:
+            self.ready = list(self._fill())
+            self.rng.shuffle(self.ready)
+        return self.ready.pop()
 
     def _fill(self) -> Iterator[Batch]:
         rows = []
@@ -75,6 +78,30 @@ class Source:
             if size >= BATCH_TOKENS:
                 yield collate(taken)
                 taken, size = [], 0
+
+
+class Names:
+    """New directions for the names of training, so that matching any two is learnt and not 240 of them.
+
+    Not from the start: what is to be matched is found sooner with names that stay.
+    """
+
+    def __init__(self, table: Tensor, seed: int) -> None:
+        self._seed = seed
+        self._groups = (words.NAMES, words.PROPER)
+        self._first = [table[group].clone() for group in self._groups]
+
+    @torch.no_grad()
+    def redraw(self, table: Tensor, step: int) -> None:
+        draw = torch.Generator().manual_seed(1_000_000 * self._seed + step)
+        for group, first in zip(self._groups, self._first, strict=True):
+            own = torch.randn(first.shape, generator=draw) * NAME_SPREAD
+            table[group] = first.mean(0) + own
+
+    @torch.no_grad()
+    def restore(self, table: Tensor) -> None:
+        for group, first in zip(self._groups, self._first, strict=True):
+            table[group] = first
 
 
 def see(rng: random.Random, batch: Batch) -> tuple[tuple[Tensor, Tensor], list[bool]]:
@@ -102,40 +129,47 @@ def train(out: Path, *, seed: int, steps: int, layer1: float, start: Path | None
     out.mkdir(parents=True, exist_ok=True)
     shape = Shape()
     model, probes = Model(shape), teaching.Probes(shape.hidden)
+    table = model.embed_tokens.weight
+    names = Names(table.detach(), seed)
     source, rng = Source(seed + 100), random.Random(seed + 200)
     matrices = [p for p in model.layers.parameters() if p.ndim == 2]
     others = [p for n, p in model.named_parameters() if p.ndim < 2 or "embed" in n]
     others += list(probes.parameters())
     muon = torch.optim.Muon(matrices, lr=0.02, weight_decay=0.0, adjust_lr_fn="original")
     adam = torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0)
-    state: dict[str, Any] = {"step": 0, "level": 0}
+    state = {"step": 0}
     kept = out / "checkpoint.pt"
-    if kept.exists() or start is not None:
-        found = torch.load(kept if kept.exists() else start, weights_only=False)
+    mean: dict[str, float] = {}
+    begin_from = kept if kept.exists() else start
+    if begin_from is not None:
+        found = torch.load(begin_from, weights_only=False)
         model.load_state_dict(found["model"])
         probes.load_state_dict(found["probes"])
         if kept.exists():
             muon.load_state_dict(found["muon"])
             adam.load_state_dict(found["adam"])
-            source.rng.setstate(found["source"])
             rng.setstate(found["rng"])
             state["step"] = found["step"]
         source.rise(found["level"])
+        if kept.exists():
+            source.rng.setstate(found["source"])
+            source.ready, mean = found.get("ready", []), found.get("mean", {})
     blocks = [torch.compile(block.forward, dynamic=True) for block in model.layers]
-    mean: dict[str, float] = {}
     began, tokens = time.monotonic(), 0
     for step in range(state["step"], steps):
         done = step / steps
-        if source.level < len(LEVELS) - 1 and done > 0.5 and start is None:
+        if source.level < len(LEVELS) - 1 and step > HELP_UNTIL and start is None:
             source.rise(len(LEVELS) - 1)
         pace = min(1.0, (step + 1) / 30) * min(1.0, max(0.02, (1 - done) / 0.3))
         for optimizer, rate in ((muon, 0.02), (adam, 3e-3)):
             for group in optimizer.param_groups:
                 group["lr"] = rate * pace
+        if step >= NEW_NAMES_FROM or start is not None:
+            names.redraw(table, step)
         batch = source.next()
         seen, by_chunk = see(rng, batch)
         told = teaching.lesson(batch, by_chunk)
-        help_ = max(0.0, 1 - done / 0.5) if start is None else 0.0
+        help_ = max(0.0, 1 - step / HELP_UNTIL) if start is None else 0.0
         with torch.autocast("cpu", torch.bfloat16):
             states = model.states(
                 batch.tokens, batch.positions, seen, blocks=blocks, dtype=torch.bfloat16
@@ -162,9 +196,9 @@ def train(out: Path, *, seed: int, steps: int, layer1: float, start: Path | None
                 )
                 loss = loss + layer1 * (quiet + loud)
                 shares |= {"quiet": quiet.item(), "loud": loud.item()}
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(others, 1.0)
-        muon.step()
+        muon.step()  # type: ignore[no-untyped-call]
         adam.step()
         model.zero_grad(set_to_none=True)
         probes.zero_grad(set_to_none=True)
@@ -184,12 +218,16 @@ def train(out: Path, *, seed: int, steps: int, layer1: float, start: Path | None
             mean.clear()
             print(f"{step + 1} up to level {source.level}", flush=True)
         if (step + 1) % 100 == 0 or step + 1 == steps:
+            if step + 1 == steps:
+                names.restore(table)
             found = {
                 "model": model.state_dict(),
                 "probes": probes.state_dict(),
                 "muon": muon.state_dict(),
                 "adam": adam.state_dict(),
                 "source": source.rng.getstate(),
+                "ready": source.ready,
+                "mean": mean,
                 "rng": rng.getstate(),
                 "level": source.level,
                 "step": step + 1,
@@ -202,7 +240,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=750)
     parser.add_argument("--layer1", type=float, default=0.0)
     parser.add_argument("--start", type=Path)
     given = parser.parse_args()

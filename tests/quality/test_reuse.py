@@ -26,7 +26,7 @@ def model() -> Model:
     with torch.no_grad():
         for name, weight in model.layers.named_parameters():
             if weight.ndim == 2:
-                weight *= 2.0 if "proj" in name else 1.0
+                weight.mul_(2.0 if "proj" in name else 1.0)
     return model
 
 
@@ -49,14 +49,14 @@ def test_masks_let_each_token_see_what_it_should(batch: Batch) -> None:
         for asked in batch.asked:
             for step in range(3):
                 column = asked.column + step
-                seen = (questions[asked.row, 0, column - batch.split] == 0).nonzero().flatten()
+                visible = questions[asked.row, 0, column - batch.split] == 0
                 own = range(asked.column - 2, column + 1)
                 chunk = [
                     j
                     for j in range(int(batch.lengths[asked.row]))
                     if not hide[asked.row] or batch.chunks[asked.row, j] == asked.fact.chunk
                 ]
-                assert seen.tolist() == [*chunk, *own]
+                assert visible.nonzero().flatten().tolist() == [*chunk, *own]
 
 
 def test_a_question_is_answered_as_if_it_stood_alone_behind_its_context(
@@ -132,7 +132,7 @@ def _blend_by_hand(
     x = model.embed_tokens(tokens)
     places = torch.arange(length + 3)
     going = places.clone()
-    for index, layer in enumerate(model.layers):
+    for index, layer in enumerate(model.blocks()):
         query, key, value = layer.self_attn.project(
             layer.input_layernorm(x), model.turn(places[going][None], torch.float32)
         )
@@ -157,7 +157,8 @@ def _blend_by_hand(
         mixed = (torch.softmax(scores, -1) @ value).transpose(1, 2).flatten(2)
         x = x + layer.self_attn.o_proj(mixed)
         x = x + layer.mlp(layer.post_attention_layernorm(x))
-    return x[0, -1]
+    last: Tensor = x[0, -1]
+    return last
 
 
 def _plain_forward(model: Model, tokens: Tensor) -> Tensor:
