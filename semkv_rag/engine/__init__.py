@@ -16,5 +16,6 @@ from semkv_rag.engine.completion import Completion
 from semkv_rag.engine.engine import Engine
 from semkv_rag.engine.gate import GateReport
 from semkv_rag.engine.launch import model_fingerprint
+from semkv_rag.engine.state_encoder import StateEncoder
 
-__all__ = ["Completion", "Engine", "GateReport", "model_fingerprint"]
+__all__ = ["Completion", "Engine", "GateReport", "StateEncoder", "model_fingerprint"]

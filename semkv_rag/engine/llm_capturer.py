@@ -116,7 +116,7 @@ class LLMCapturer:
             extra_args={"kv_transfer_params": {PARAMS_KEY: wishes}},
         )
         prompt = [*item.context.tolist(), *item.tokens.tolist()]
-        return self._submit(self._prefill(prompt, params))
+        return self.submit(self._prefill(prompt, params))
 
     async def _prefill(self, prompt: list[int], params: SamplingParams) -> None:
         request_id = f"{CAPTURE_PREFIX}{next(self._ids)}"
@@ -130,11 +130,16 @@ class LLMCapturer:
 
     def _take(self) -> list[list[dict[str, Any]]]:
         """What each rank has written since the last call."""
-        asked = self._submit(self._llm.collective_rpc("semkv_take_captures"))
+        asked = self.submit(self._llm.collective_rpc("semkv_take_captures"))
         taken: list[list[dict[str, Any]]] = asked.result()
         return taken
 
-    def _submit(self, work: Any) -> Future[Any]:
+    def submit(self, work: Any) -> Future[Any]:
+        """What a coroutine gives, run in the engine's loop.
+
+        Raises:
+            EngineError: the engine is closed.
+        """
         if not self._loop.is_running():
             work.close()
             raise EngineError("the engine is closed")

@@ -25,6 +25,7 @@ from semkv_rag.config import DEFAULT_NAMESPACE
 from semkv_rag.corpus.capture import CaptureItem
 from semkv_rag.corpus.split import tokenize
 from semkv_rag.engine.images import IMAGES_FIELD, images_of
+from semkv_rag.engine.state_encoder import StateEncoder
 from semkv_rag.engine.transfer import (
     CAPTURE_KEY,
     NEAR_IMAGES_KEY,
@@ -98,6 +99,9 @@ class Tiering:
         self._again: deque[Lookup] = deque(maxlen=PROMPTS_WAITING)
         self._closed = threading.Event()
         capturer.store.add_model(capturer.fingerprint, capturer.description)
+        for encoder in cascade.encoders:
+            if isinstance(encoder, StateEncoder):
+                encoder.bind(llm, capturer)
         self._thread = threading.Thread(target=self._run, name="semkv-tiers", daemon=True)
         self._thread.start()
 

@@ -90,6 +90,11 @@ class Cascade:
             if encoder.reads == "text":
                 VectorIndex(len(encoder.encode(["."])[0]))
 
+    @property
+    def encoders(self) -> list[Encoder]:
+        """One for each layer."""
+        return list(self._encoders.values())
+
     # ---- before a request ------------------------------------------------------------------
 
     def lookup(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -37,6 +37,15 @@ class Encoder(Protocol):
 
     def encode(self, items: Sequence[Any]) -> Vectors:
         """[n, dim] float32 of n texts or images."""
+        ...
+
+
+@runtime_checkable
+class KeyedEncoder(Encoder, Protocol):
+    """An encoder of images that keeps what it made of one, under the image's key."""
+
+    def encode_image(self, image: Image, namespace: str, key: str) -> Vectors:
+        """[1, dim] float32; what is kept of the image belongs to the namespace."""
         ...
 
 

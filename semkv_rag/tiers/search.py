@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from semkv_rag.report import Status
 from semkv_rag.store import KVStore, VectorKey
-from semkv_rag.tiers.encoders import Encoder
+from semkv_rag.tiers.encoders import Encoder, KeyedEncoder
 from semkv_rag.tiers.guarding import Guarding
 from semkv_rag.tiers.layers import LayerIndexes
 from semkv_rag.tiers.lookup import (
@@ -47,7 +47,11 @@ def encode(encoder: Encoder, asked: Asked) -> Vectors | None:
     # Of several images it could not be said which is like which.
     if len(items) != 1 or (encoder.reads == "image" and len(asked.image_keys) != 1):
         return None
-    vector: Vectors = normalised(encoder.encode(items))[0]
+    if isinstance(encoder, KeyedEncoder):
+        made = encoder.encode_image(asked.images[0], asked.namespace, asked.image_keys[0])
+    else:
+        made = encoder.encode(items)
+    vector: Vectors = normalised(made)[0]
     return vector
 
 

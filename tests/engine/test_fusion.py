@@ -22,14 +22,15 @@ from vllm.config import ECTransferConfig
 
 from conftest import ENGINE_ARGS
 from semkv_rag.config import ReuseOptions
-from semkv_rag.engine import Completion, Engine
+from semkv_rag.engine import Completion, Engine, StateEncoder
 from semkv_rag.engine.fusion_ids import parse_identifier, state_identifier
 from semkv_rag.engine.launch import model_fingerprint, resolve, transfer_config
-from semkv_rag.errors import OptionError
+from semkv_rag.engine.tiering import Tiering
+from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.reuse import image_key
 from semkv_rag.store import state_file
 from semkv_rag.store.tensor_file import write_tensors
-from semkv_rag.tiers import CallableEncoder, TierOptions
+from semkv_rag.tiers import CallableEncoder, Cascade, TierOptions
 from semkv_rag.tiers.vectors import Vectors
 from tests.engine.answers import SAMPLING, assert_same
 from tests.engine.inside import inside, limit_file_size
@@ -282,6 +283,45 @@ def test_a_near_image_is_taken_for_the_stored_one(engine: Engine, namespace: str
     assert engine.store is not None
     keys = {record.key for record in engine.store.states.records(namespace=namespace)}
     assert len(keys) == 2, "the near image's own features are stored under its own key"
+
+
+def test_the_models_own_features_as_vectors(engine: Engine, namespace: str) -> None:
+    assert engine._llm is not None and engine._capturer is not None and engine.store is not None
+    encoder = StateEncoder()
+    with pytest.raises(EngineError, match="give it to one"):
+        encoder.encode([picture(1)])
+    cascade = Cascade(
+        engine.store,
+        engine.fingerprint,
+        TierOptions(near_images=True, threshold=0.99),
+        {"vision": encoder},
+    )
+    usual = engine._llm.tiering
+    engine._llm.tiering = tiering = Tiering(cascade, engine._capturer, engine._llm)
+    try:
+        before = tower_calls(engine)
+        first = ask(engine, about(SEEN, picture(1)), namespace=namespace)
+        assert tower_calls(engine) == before + 1, "for its vector; the request loads it"
+        assert first.report.tiers["embedding:vision"] == "miss"
+        assert (first.report.images_loaded, first.report.images_computed) == (1, 0)
+        assert_same(first, plain(engine, about(SEEN, picture(1))))
+        settle(engine)
+        before = tower_calls(engine)
+        named = about("a client {} names it", picture(1), uuids=["mine"])
+        second = ask(engine, named, namespace=namespace)
+        assert tower_calls(engine) == before + 1, "under its name it was not seen yet"
+        assert second.report.tiers["embedding:vision"] == "hit"
+        assert (second.report.images_near, second.report.similarity) == (1, 1.0)
+        near = ask(engine, about(ASKED, picture(1, noise=1)), namespace=namespace)
+        assert near.report.images_near == 1
+        assert near.report.similarity is not None and 0.99 < near.report.similarity < 1
+        assert len(list(engine.store.states.records(namespace=namespace))) == 3
+    finally:
+        engine._llm.tiering = usual
+        tiering.close()
+    vectors = encoder.encode([picture(1), picture(1, noise=1), picture(2)])
+    assert vectors.shape == (3, 128)
+    assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2]
 
 
 # ---- faults ------------------------------------------------------------------------------------
