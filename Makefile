@@ -19,7 +19,7 @@ $(READY): requirements/cpu.lock pyproject.toml $(foreach i,$(INTEGRATIONS),$(i)/
 
 # Lint, types, then every test on real vLLM.
 test: check
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n 2 --dist loadgroup
 
 check: setup
 	$(RUN) -m ruff format --check .

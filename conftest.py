@@ -2,6 +2,10 @@
 
 Starting vLLM takes half a minute, so tests that can share an engine do. They keep apart by namespace:
 `namespace` is a fresh one for each test.
+
+`make test` runs in two processes (pytest-xdist), each with an engine of its own on half of the cores:
+most of the time goes into starting engines, which one core does. A file stays in one process, and so
+does a folder of the integrations, whose files share more than the engine.
 """
 
 from __future__ import annotations
@@ -21,6 +25,12 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 # Tests that look inside the engine's process send it a function (`collective_rpc`).
 os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
 
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    cores = sorted(os.sched_getaffinity(0))
+    own = cores[int(worker.removeprefix("gw")) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
+    if own:
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, own)))
+
 if TYPE_CHECKING:
     from semkv_rag.engine import Engine
     from tests.engine.server import Server
@@ -38,6 +48,15 @@ ENGINE_ARGS = {
 }
 
 _counter = itertools.count()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is shared by more than a file stays together."""
+    for item in items:
+        path = item.path.relative_to(ROOT)
+        group = path.parts[1] if path.parts[0] == "integrations" else path
+        item.add_marker(pytest.mark.xdist_group(str(group)))
 
 
 @pytest.fixture(scope="session")
