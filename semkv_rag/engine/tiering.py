@@ -52,6 +52,7 @@ PROMPTS_WAITING = 256
 
 QUIET_SECONDS = 1.0
 POLL_SECONDS = 0.1
+FLUSH_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -197,12 +198,24 @@ class Tiering:
         end = time.monotonic() + timeout_s
         while self._written.unfinished_tasks and time.monotonic() < end:
             time.sleep(POLL_SECONDS / 10)
+        self._flush_states()
 
     def close(self) -> None:
         """Store what is being written; what would have to be computed again is dropped."""
         self._closed.set()
         self._thread.join()
+        self._flush_states()
         self.cascade.close()
+
+    def _flush_states(self) -> None:
+        """Wait until the features of images that were computed so far are stored."""
+        if self._llm.vllm_config.ec_transfer_config is None:
+            return
+        try:
+            flush = self._capturer.submit(self._llm.collective_rpc("semkv_flush_states"))
+            flush.result(FLUSH_SECONDS)
+        except Exception as error:  # the engine stopped: what waited is lost
+            logger.info("semkv: features of images may not have been stored: %r", error)
 
     # ---- in its own thread ---------------------------------------------------------------------
 

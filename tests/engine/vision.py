@@ -53,7 +53,6 @@ def plain(engine: Engine, prompt: Any) -> Completion:
 
 def settle(engine: Engine) -> None:
     """Wait until all that was computed is stored."""
-    inside(engine, lambda worker: worker.semkv_flush_states())
     assert engine._llm is not None and engine._llm.tiering is not None
     engine._llm.tiering.settle()
 
