@@ -111,13 +111,13 @@ class GradualKVDeviation(KVDeviation):
 
 
 class PublishedKVDeviation(KVDeviation):
-    """CacheBlend as its code does it: the check layer's other fresh K and V are thrown away."""
+    """CacheBlend as published: at the check layer too only picked tokens are fresh."""
 
     keeps_check_layer = False
 
 
 class PublishedKDeviation(PublishedKVDeviation):
-    """LMCache's blender: one check of keys alone, and only picked tokens are fresh."""
+    """The rule of LMCache's blender: keys alone are compared, and only picked tokens are fresh."""
 
     def deviation(
         self, keys: Tensor, values: Tensor, stored_keys: Tensor, stored_values: Tensor
@@ -126,7 +126,10 @@ class PublishedKDeviation(PublishedKVDeviation):
 
 
 class QueryAttention(Selector):
-    """The tokens that the question attends to, over their stored keys, as in FusionRAG and ProphetKV."""
+    """The tokens that the question attends to over their stored keys.
+
+    As in FusionRAG (arXiv 2601.12904) and ProphetKV (arXiv 2602.02579): the mean over all layers.
+    """
 
     needs_question = True
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -20,6 +22,12 @@ def test_every_name_that_options_take_has_a_selector() -> None:
     assert (
         tuple(name for name, kind in SELECTOR_TYPES.items() if kind.needs_question) == QUERY_AWARE
     )
+
+
+@pytest.mark.parametrize("page", ["cli.md", "engine.md"])
+def test_the_documentation_tells_every_selector(page: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / page).read_text()
+    assert [name for name in SELECTORS if f"`{name}`" not in text] == []
 
 
 def test_pick_takes_the_highest_in_prompt_order() -> None:

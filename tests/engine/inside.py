@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from semkv_rag.engine import Engine
@@ -21,15 +22,53 @@ def inside(engine: Engine, function: Callable[[Any], T]) -> T:
 
 def picked_positions(engine: Engine, plan: ReusePlan, prompt: list[int]) -> list[int] | None:
     """The prompt positions that the executor picked; None when it did not run."""
+    levels = picked_levels(engine, plan, prompt)
+    return None if levels is None else levels[0]
+
+
+def picked_levels(engine: Engine, plan: ReusePlan, prompt: list[int]) -> list[list[int]] | None:
+    """The same, for each layer behind the check layer where fewer go on from one to the next."""
     key = BlendTask("", plan, prompt[: plan.covered], [], 0).key()
 
-    def remembered(worker: Any) -> list[int] | None:
+    def remembered(worker: Any) -> list[list[int]] | None:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         picked = get_kv_transfer_group().executor._blend_pass.picked.get(key)
-        return None if picked is None else picked[0].tolist()
+        return None if picked is None else [level.tolist() for level in picked]
 
     return inside(engine, remembered)
+
+
+@contextmanager
+def blends_of_steps(engine: Engine) -> Iterator[list[int]]:
+    """How many blends each step had that ran inside the block; filled in at its end."""
+
+    def watch(worker: Any) -> None:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        executor = get_kv_transfer_group().executor
+        blend, executor.blends_of_steps = executor.blend, []
+
+        def counting() -> None:
+            executor.blends_of_steps.append(len(executor._step.blends))
+            blend()
+
+        executor.blend = counting
+
+    def stop(worker: Any) -> list[int]:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        executor = get_kv_transfer_group().executor
+        del executor.blend
+        counts: list[int] = executor.blends_of_steps
+        return counts
+
+    steps: list[int] = []
+    inside(engine, watch)
+    try:
+        yield steps
+    finally:
+        steps += inside(engine, stop)
 
 
 def open_chunk_files(engine: Engine) -> list[str]:

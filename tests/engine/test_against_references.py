@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,13 @@ import pytest
 import torch
 
 from conftest import ENGINE_ARGS
-from semkv_rag.config import ReuseOptions
+from semkv_rag.blend import BlendShape, charged_ratio
+from semkv_rag.config import QUERY_AWARE, SELECTORS, ReuseOptions
 from semkv_rag.engine import Completion, Engine
 from semkv_rag.reuse import ReusePlan, Span, make_plan
-from tests.engine.answers import blended
+from tests.engine.answers import SAMPLING, assert_same, blended, plain
 from tests.engine.chunks import Stored, Tokens, random_tokens, store_chunks
-from tests.engine.inside import picked_positions
+from tests.engine.inside import blends_of_steps, picked_levels, picked_positions
 from tests.reference import ReferenceModel, StoredKV, masked
 
 HEAD = random_tokens(900, 21)
@@ -79,10 +81,15 @@ def behind_head(chunks: list[Stored]) -> tuple[Tokens, list[Span]]:
 PROMPTS = {"scattered": scattered, "behind head": behind_head}
 
 
+def plan_of(tokens: Tokens, spans: list[Span], options: ReuseOptions) -> ReusePlan:
+    plan = make_plan(spans, len(tokens), options)
+    assert plan is not None
+    return plan.asking(tokens)
+
+
 def ask(pair: Pair, prompt: str, **options: object) -> tuple[Completion, Tokens, ReusePlan]:
     tokens, spans = PROMPTS[prompt](pair.chunks)
-    plan = make_plan(spans, len(tokens), ReuseOptions(**options))  # type: ignore[arg-type]
-    assert plan is not None
+    plan = plan_of(tokens, spans, ReuseOptions(**options))  # type: ignore[arg-type]
     pair.engine.reset_prefix_cache()
     answer = blended(pair.engine, tokens, **options)
     # The matcher found the spans that the test had in mind.
@@ -132,3 +139,120 @@ def test_random_picks_the_same_tokens_for_the_same_plan(pair: Pair) -> None:
     again, _, _ = ask(pair, "scattered", selector="random", ratio=0.3)
     assert first.report.recomputed_tokens == round(0.3 * plan.reused_tokens)
     assert first.logprobs == again.logprobs
+
+
+# What looks at the KV, each as it may be asked for. A question of 3 tokens is moved to the left; one of
+# 30 reaches into the chunk before it.
+LOOKING: list[dict[str, object]] = [
+    {"selector": "kv_deviation_gradual", "ratio": 0.3},
+    {"selector": "kv_deviation_gradual", "ratio": 0.8},
+    {"selector": "kv_deviation_published", "ratio": 0.15},
+    {"selector": "k_deviation_published", "ratio": 0.15},
+    {"selector": "query_attention", "ratio": 0.15},
+    {"selector": "query_attention", "ratio": 0.5, "question_tokens": 30},
+    {"selector": "query_attention", "ratio": 0.05, "question_tokens": 3},
+    {"selector": "deviation_x_attention", "ratio": 0.15},
+    {"selector": "deviation_x_attention", "ratio": 0.3, "question_tokens": 30, "check_layer": 2},
+]
+
+
+def assert_as_reference(pair: Pair, answer: Completion, tokens: Tokens, plan: ReusePlan) -> None:
+    expected = pair.reference.blend(tokens, plan, pair.stored)
+    levels = picked_levels(pair.engine, plan, tokens)
+    assert levels is not None
+    if len(levels) == 1:  # the reference tells every layer above the check layer
+        levels = levels * len(expected.levels)
+    assert levels == [list(level) for level in expected.levels]
+    assert_logprobs(answer, expected.logprobs)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("options", LOOKING, ids=str)
+def test_every_selector_picks_what_its_reference_picks(
+    pair: Pair, prompt: str, options: dict[str, object]
+) -> None:
+    answer, tokens, plan = ask(pair, prompt, **options)
+    assert_as_reference(pair, answer, tokens, plan)
+
+
+@pytest.mark.parametrize("selector", SELECTORS)
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_the_report_charges_what_the_selector_costs(pair: Pair, prompt: str, selector: str) -> None:
+    answer, tokens, plan = ask(pair, prompt, selector=selector, ratio=0.2)
+    first = next(span.dst for span in plan.spans if not span.exact)
+    covered = {place for span in plan.spans for place in range(span.dst, span.end)}
+    fresh = [place for place in range(plan.covered) if place not in covered]
+    shape = BlendShape(
+        layers=4,
+        reused=plan.reused_tokens,
+        exact=plan.exact_tokens,
+        fresh=len(fresh),
+        head=sum(place < first for place in fresh),
+        question=len(tokens) - plan.covered,
+    )
+    assert answer.report.charged_ratio == pytest.approx(
+        charged_ratio(selector, 0.2, shape), abs=1e-4
+    )
+
+
+@pytest.mark.parametrize("selector", sorted(set(SELECTORS) - {"none"}))
+def test_at_ratio_one_every_selector_is_plain(pair: Pair, selector: str) -> None:
+    answer, tokens, _ = ask(pair, "scattered", selector=selector, ratio=1.0)
+    assert_same(answer, plain(pair.engine, tokens))
+
+
+@pytest.mark.parametrize("selector", SELECTORS)
+def test_on_exact_spans_every_selector_is_plain(pair: Pair, selector: str) -> None:
+    tokens = HEAD + pair.chunks[4].tokens + random_tokens(912, 9)
+    pair.engine.reset_prefix_cache()
+    answer = blended(pair.engine, tokens, selector=selector)
+    assert answer.report.exact_tokens == len(pair.chunks[4].tokens)
+    assert answer.report.recomputed_tokens == 0
+    assert_same(answer, plain(pair.engine, tokens))
+
+
+async def test_several_requests_in_one_step_pick_each_their_own(pair: Pair) -> None:
+    pair.engine.reset_prefix_cache()
+    asked = [
+        (*PROMPTS[prompt](pair.chunks), ReuseOptions(**options))  # type: ignore[arg-type]
+        for prompt in PROMPTS
+        for options in LOOKING[::2]
+    ]
+    with blends_of_steps(pair.engine) as steps:
+        answers = await asyncio.gather(
+            *(
+                pair.engine.agenerate(tokens, sampling=SAMPLING, reuse=options)
+                for tokens, _, options in asked
+            )
+        )
+    assert max(steps) > 1
+    for answer, (tokens, spans, options) in zip(answers, asked, strict=True):
+        assert_as_reference(pair, answer, tokens, plan_of(tokens, spans, options))
+
+
+@pytest.mark.parametrize("options", LOOKING[::2], ids=str)
+def test_a_head_in_the_prefix_cache_changes_no_choice(
+    pair: Pair, options: dict[str, object]
+) -> None:
+    tokens, spans = PROMPTS["behind head"](pair.chunks)
+    pair.engine.reset_prefix_cache()
+    head = tokens[: len(HEAD) + len(pair.chunks[4].tokens)]
+    pair.engine.generate(head, sampling=SAMPLING, reuse=ReuseOptions(enabled=False))
+    answer = blended(pair.engine, tokens, **options)
+    assert answer.report.cached_tokens > 0
+    plan = plan_of(tokens, spans, ReuseOptions(**options))  # type: ignore[arg-type]
+    assert_as_reference(pair, answer, tokens, plan)
+
+
+@pytest.mark.parametrize("options", LOOKING[::2], ids=str)
+def test_another_question_finds_only_blocks_that_do_not_depend_on_it(
+    pair: Pair, options: dict[str, object]
+) -> None:
+    _, tokens, plan = ask(pair, "scattered", **options)
+    other = [*tokens[:-8], *random_tokens(913, 8)]
+    answer = blended(pair.engine, other, **options)
+    query_aware = options["selector"] in QUERY_AWARE
+    assert (answer.report.cached_tokens > 32) is not query_aware
+    _, spans = PROMPTS["scattered"](pair.chunks)
+    expected = pair.reference.blend(other, plan_of(other, spans, plan.options), pair.stored)
+    assert_logprobs(answer, expected.logprobs)

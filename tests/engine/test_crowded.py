@@ -60,7 +60,9 @@ def crowd(
                     ReuseOptions(enabled=False),
                     ReuseOptions(selector="none"),
                     ReuseOptions(selector="random", ratio=0.3),
-                ][index % 4]
+                    ReuseOptions(selector="deviation_x_attention", ratio=0.2),
+                    ReuseOptions(selector="kv_deviation_gradual", ratio=0.3),
+                ][index % 6]
             )
         yield Crowd(engine, prompts, options)
 
