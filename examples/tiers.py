@@ -50,9 +50,7 @@ def show(engine: Engine) -> None:
 
 def main() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    # Sentences as short as the reader's are farther apart than a real model's prompts.
-    options = TierOptions(threshold=0.8)
-    with Engine(MODEL, store=STORE, tiers=options, **ENGINE_ARGS) as engine:
+    with Engine(MODEL, store=STORE, tiers=TierOptions(), **ENGINE_ARGS) as engine:
         show(engine)
 
 
