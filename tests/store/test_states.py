@@ -73,6 +73,16 @@ def test_a_key_cannot_lead_elsewhere(states: StoredStates, key: str) -> None:
         states.put(made.MODEL, "default", key, state())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_one_value_that_is_no_number(states: StoredStates, dtype: torch.dtype, bad: float) -> None:
+    for row in (0, 33, 66):
+        spoilt = state(rows=67, dtype=dtype)
+        spoilt[row, row % 8] = bad
+        with pytest.raises(StoreError, match="NaN or infinity"):
+            states.put(made.MODEL, "default", KEY, spoilt)
+
+
 @pytest.mark.parametrize(
     "bad",
     [
