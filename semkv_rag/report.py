@@ -10,6 +10,24 @@ Status = Literal["hit", "miss", "skip"]
 
 
 @dataclass(frozen=True, slots=True)
+class Explored:
+    """A stored prompt whose answer might have done; the guard learns from being told whether.
+
+    Attributes:
+        namespace: whose both prompts are.
+        donor: the stored prompt, by its chunk id.
+        layer, encoder: what found it.
+        similarity: of the prompt to it, -1 to 1.
+    """
+
+    namespace: str
+    donor: str
+    layer: str
+    encoder: str
+    similarity: float
+
+
+@dataclass(frozen=True, slots=True)
 class ReuseReport:
     """What was reused to answer one request. All counts are tokens of its prompt.
 
@@ -40,6 +58,8 @@ class ReuseReport:
         served_by: the tier that found a donor, such as `exact_text`.
         donor: the stored prompt it found, by its chunk id.
         similarity: of the prompt to it, -1 to 1.
+        explored: with `reuse="substitute"`, the donor that was not taken because the guard does not
+            know it well enough yet; tell it by `Engine.record` whether its answer would have done.
     """
 
     kv_cache: Status = "miss"
@@ -64,6 +84,7 @@ class ReuseReport:
     served_by: str | None = None
     donor: str | None = None
     similarity: float | None = None
+    explored: Explored | None = None
 
     def with_images(self, loaded: int, computed: int, near: int, reason: str | None) -> ReuseReport:
         """With what became of the request's images; no image at all went in where KV covers them."""
@@ -87,6 +108,8 @@ class ReuseReport:
         """The report out of a response's JSON; fields of a newer version are left out."""
         known = {field.name for field in fields(cls)}
         taken = {name: value for name, value in values.items() if name in known}
+        if (explored := taken.get("explored")) is not None:
+            taken["explored"] = Explored(**explored)
         return cls(**{**taken, "chunk_ids": tuple(taken.get("chunk_ids", ()))})
 
 

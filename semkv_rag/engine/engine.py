@@ -402,6 +402,29 @@ class Engine:
                 or the prompt could not be computed or written.
             StoreError: the store cannot be written.
         """
+        where = self.reuse.namespace if namespace is None else namespace
+        self._tiers().observe(prompt, where, source_version)
+
+    def record(self, report: ReuseReport, *, correct: bool) -> bool:
+        """Tell the guard whether the answer of the donor that a request explored would have done.
+
+        That is how `reuse="substitute"` learns from which similarity on a stored prompt may be
+        answered in a new one's place.
+
+        Args:
+            report: of the request's answer.
+
+        Returns:
+            False when the request explored nothing, or the donor is gone.
+
+        Raises:
+            EngineError: the engine was started without tiers, or its model cannot be served.
+            StoreError: the store cannot be written.
+        """
+        explored = report.explored
+        return explored is not None and self._tiers().cascade.record(explored, correct=correct)
+
+    def _tiers(self) -> Tiering:
         tiering = None if self._llm is None else self._llm.tiering
         if tiering is None:
             raise EngineError(
@@ -409,8 +432,7 @@ class Engine:
                 if self.gate.servable
                 else f"this model cannot be served with reuse: {self.gate.reason}"
             )
-        where = self.reuse.namespace if namespace is None else namespace
-        tiering.observe(prompt, where, source_version)
+        return tiering
 
     # ---- the loop --------------------------------------------------------------------------
 

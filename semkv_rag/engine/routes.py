@@ -4,6 +4,7 @@
 * `POST /semkv/v1/precompute`: store texts. Answered by server-sent events, so that a long run can be
   watched: `{"progress": …}`, then `{"result": …}` or `{"error": …}`.
 * `POST /semkv/v1/forget`: remove sources.
+* `POST /semkv/v1/outcome`: whether the answer of the donor that a request explored would have done.
 
 The namespace is the tenant's, by the rule that requests follow (see `tenants`). API keys are checked
 here: vLLM checks them under `/v1` only.
@@ -17,7 +18,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -30,7 +31,9 @@ from semkv_rag.corpus import PrecomputeProgress, forget_sources, precompute_text
 from semkv_rag.engine.llm_capturer import LLMCapturer
 from semkv_rag.engine.tenants import OWN, Tenancy, api_key, key_digest
 from semkv_rag.errors import OptionError, SemKVError
+from semkv_rag.report import Explored
 from semkv_rag.store.identity import store_identity
+from semkv_rag.tiers import Cascade
 
 RUNS_AT_ONCE = 4
 HEARTBEAT_SECONDS = 5.0
@@ -46,6 +49,7 @@ class Routes:
         capturer: computes and stores.
         about: what `info` tells beside what it knows itself.
         api_keys: who is let in; everybody when there are none.
+        cascade: the tiers, or None.
     """
 
     def __init__(
@@ -54,10 +58,12 @@ class Routes:
         capturer: LLMCapturer,
         about: Mapping[str, Any],
         api_keys: Iterable[str],
+        cascade: Cascade | None = None,
     ) -> None:
         self._tenancy = tenancy
         self._capturer = capturer
         self._about = about
+        self._cascade = cascade
         self._keys = {key_digest(key) for key in api_keys}
         self._pool = ThreadPoolExecutor(RUNS_AT_ONCE, thread_name_prefix="semkv-precompute")
         self._stopping = threading.Event()
@@ -66,6 +72,7 @@ class Routes:
                 Route(OWN + "info", self._guarded(self._info), methods=["GET"]),
                 Route(OWN + "precompute", self._guarded(self._precompute), methods=["POST"]),
                 Route(OWN + "forget", self._guarded(self._forget), methods=["POST"]),
+                Route(OWN + "outcome", self._guarded(self._outcome), methods=["POST"]),
             ]
         )
 
@@ -119,6 +126,24 @@ class Routes:
         namespace = self._namespace(request, body.get("namespace"))
         removed = await asyncio.to_thread(forget_sources, store, model, namespace, names)
         return JSONResponse({"removed": removed})
+
+    async def _outcome(self, request: Request) -> Response:
+        body = await _body(request, {"explored", "correct"}, {"namespace"})
+        correct = body["correct"]
+        try:
+            explored = Explored(**body["explored"])
+        except TypeError as error:
+            raise OptionError("explored is what the request's report has there") from error
+        similarity = explored.similarity
+        sound = isinstance(similarity, int | float) and -1.01 < similarity < 1.01
+        if not isinstance(correct, bool) or not sound:
+            raise OptionError('an outcome is {"explored": …, "correct": true or false}')
+        if self._cascade is None:
+            raise OptionError("the server was started without --tiers")
+        # Whatever namespace stands in the report, outcomes are told of the tenant's own prompts.
+        own = replace(explored, namespace=self._namespace(request, body.get("namespace")))
+        noted = await asyncio.to_thread(self._cascade.record, own, correct=correct)
+        return JSONResponse({"noted": noted})
 
     async def _precompute(self, request: Request) -> Response:
         body = await _body(request, {"documents"}, {"namespace", "head"})

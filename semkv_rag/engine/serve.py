@@ -195,4 +195,5 @@ def _routes(
     }
     # As vLLM's own authentication finds them.
     keys = [key for key in (args.api_key or [vllm.envs.VLLM_API_KEY]) if key]
-    return Routes(tenancy, capturer, about, keys)
+    cascade = None if llm.tiering is None else llm.tiering.cascade
+    return Routes(tenancy, capturer, about, keys, cascade)

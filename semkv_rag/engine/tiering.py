@@ -80,6 +80,7 @@ class TieredRequest:
             served_by=None if served is None else served.tier,
             donor=None if served is None else served.donor.id,
             similarity=None if served is None else round(served.similarity, 4),
+            explored=self.lookup.explored,
         )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from semkv_rag.config import DEFAULT_NAMESPACE, check_namespace
 from semkv_rag.errors import SemKVError
+from semkv_rag.report import Explored
 from semkv_rag.reuse import TokenArray, token_array
 from semkv_rag.store import KVStore, PromptRecord, VectorKey
 from semkv_rag.tiers.encoders import Encoder, SentenceEncoder
@@ -87,8 +88,7 @@ class Cascade:
             MissingExtraError: what one needs is not installed.
         """
         for encoder in self._encoders.values():
-            if encoder.reads == "text":
-                VectorIndex(len(encoder.encode(["."])[0]))
+            VectorIndex(len(encoder.encode(["."])[0]) if encoder.reads == "text" else 1)
 
     @property
     def encoders(self) -> list[Encoder]:
@@ -236,24 +236,21 @@ class Cascade:
             )
         )
 
-    def record(self, lookup: Lookup, *, correct: bool) -> bool:
-        """Tell the guard what came of an explored request; False when nothing was explored.
+    def record(self, explored: Explored, *, correct: bool) -> bool:
+        """Tell the guard what came of an explored request; False when the donor is gone.
 
         Args:
-            lookup: whose `explore` is not None.
+            explored: that of the request's `Lookup`.
             correct: whether the answer to the donor's prompt would have done for this one.
 
         Raises:
             StoreError: the store cannot be written.
         """
-        explored = lookup.explore
-        if explored is None or explored.key is None:
-            return False
         return self._store.prompts.add_outcome(
             self._model,
-            lookup.asked.namespace,
-            explored.donor.id,
-            explored.key,
+            explored.namespace,
+            explored.donor,
+            VectorKey(explored.layer, explored.encoder),
             similarity=explored.similarity,
             correct=correct,
         )

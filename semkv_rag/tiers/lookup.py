@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from semkv_rag.report import Status
+from semkv_rag.report import Explored, Status
 from semkv_rag.reuse import TokenArray, token_array
 from semkv_rag.store import PromptRecord, VectorKey, chunk_id
 from semkv_rag.tiers.normalise import Normalisation, images_digest, pixels_key, prompt_key
@@ -103,7 +103,7 @@ class Lookup:
         identical: whether the donor has the prompt's very tokens.
         near_image: the key of the donor's image, in whose place the prompt's is taken; None when it
             is not.
-        explore: the candidate whose outcome is wanted: the guard will learn from it whether it may
+        explored: the candidate whose outcome is wanted: the guard will learn from it whether it may
             serve, see `Cascade.record`.
         candidates: all that were looked at, the ones that were stopped included.
         reasons: what went wrong, by tier.
@@ -118,7 +118,7 @@ class Lookup:
     tokens: TokenArray
     identical: bool = False
     near_image: str | None = None
-    explore: Candidate | None = None
+    explored: Explored | None = None
     candidates: tuple[Candidate, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
     vectors: Mapping[VectorKey, Vectors] = field(default_factory=dict)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from semkv_rag.report import Status
+from semkv_rag.report import Explored, Status
 from semkv_rag.store import KVStore, VectorKey
 from semkv_rag.tiers.encoders import Encoder, KeyedEncoder
 from semkv_rag.tiers.guarding import Guarding
@@ -92,13 +92,19 @@ class Search:
             tokens=self._tokens,
             identical=self._identical,
             near_image=self._near_image(),
-            explore=self._explore,
+            explored=self._explored(),
             candidates=tuple(self._candidates),
             reasons=self._reasons,
             vectors=self._vectors,
             encode_ms=1000 * self._encode_s,
             lookup_ms=1000 * (time.perf_counter() - self._started),
         )
+
+    def _explored(self) -> Explored | None:
+        if self._explore is None or self._explore.key is None:
+            return None
+        key, donor = self._explore.key, self._explore.donor
+        return Explored(donor.namespace, donor.id, key.layer, key.encoder, self._explore.similarity)
 
     def _near_image(self) -> str | None:
         served = self._served

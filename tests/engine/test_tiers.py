@@ -216,6 +216,33 @@ def test_a_prompt_observed_ahead(engine: Engine, tiering: Tiering, namespace: st
     assert_same(answer, plain(engine, prompt))
 
 
+def test_a_donor_answers_once_its_outcomes_allow_it(engine: Engine, namespace: str) -> None:
+    assert engine.store is not None and engine._capturer is not None and engine._llm is not None
+    options = TierOptions(reuse="substitute", threshold=0.5, delta=0.05, capture=False)
+    cascade = Cascade(engine.store, engine.fingerprint, options, {"semantic": WORDS})
+    tiering = engine._llm.tiering = Tiering(cascade, engine._capturer, engine._llm)
+    try:
+        donor = f"Please tell me : {TEXT}"
+        engine.observe(donor, namespace=namespace)
+        reuse = ReuseOptions(namespace=namespace)
+        first = engine.generate(TEXT, sampling=SAMPLING, reuse=reuse)
+        explored = first.report.explored
+        assert explored is not None and explored.namespace == namespace
+        assert (first.report.served_by, first.prompt_tokens) == (None, len(TEXT.split()))
+        assert_same(first, plain(engine, engine.tokenizer(TEXT).input_ids))
+        for _ in range(400):
+            assert engine.record(first.report, correct=True)
+        answers = [engine.generate(TEXT, sampling=SAMPLING, reuse=reuse) for _ in range(20)]
+        served = [answer for answer in answers if answer.report.served_by == "semantic_text"]
+        assert served
+        assert not engine.record(served[0].report, correct=True), "nothing was explored"
+        assert served[0].report.donor == explored.donor
+        assert_same(served[0], plain(engine, engine.tokenizer(donor).input_ids))
+    finally:
+        engine._llm.tiering = None
+        tiering.close()
+
+
 def test_without_tiers(engine: Engine, reader: Path) -> None:
     with pytest.raises(EngineError, match="tiers=TierOptions"):
         engine.observe(TEXT)

@@ -210,7 +210,7 @@ def test_a_lookalike_is_vetoed_however_similar(store: KVStore) -> None:
     cascade = opened(store, TierOptions(reuse="substitute", delta=0.5), semantic=ALIKE)
     observe(cascade, store, SAME)
     found = ask(cascade, LOOKALIKE)
-    assert (found.served, found.explore) == (None, None)
+    assert (found.served, found.explored) == (None, None)
     assert found.candidates[0].similarity == pytest.approx(1)
     assert "France" in (found.candidates[0].stopped or "")
     assert "France" in str(cascade.explain(LOOKALIKE, tokens(LOOKALIKE)))
@@ -223,19 +223,19 @@ def test_a_paraphrase_serves_once_its_outcomes_allow_it(store: KVStore) -> None:
     observe(cascade, store, SAME)
     first = ask(cascade, SAME_TOO)
     assert first.served is None
-    assert first.explore is not None
+    assert first.explored is not None
     assert first.statuses["semantic_text"] == "miss"
     np.testing.assert_array_equal(first.tokens, tokens(SAME_TOO))
     for _ in range(400):
-        assert cascade.record(first, correct=True)
+        assert cascade.record(first.explored, correct=True)
     served = [found for found in (ask(cascade, SAME_TOO) for _ in range(20)) if found.served]
     assert served
     np.testing.assert_array_equal(served[0].tokens, tokens(SAME))
     assert served[0].statuses == {"exact_text": "miss", "semantic_text": "hit"}
-    assert not cascade.record(served[0], correct=True), "only what was explored counts"
+    assert served[0].explored is None
     assert not cascade.wants(served[0]), "this prompt was not computed"
     for _ in range(400):
-        cascade.record(first, correct=False)
+        cascade.record(first.explored, correct=False)
     assert not any(ask(cascade, SAME_TOO).served for _ in range(20))
 
 
@@ -243,8 +243,9 @@ def test_outcomes_of_another_encoder_do_not_count(store: KVStore) -> None:
     cascade = opened(store, TierOptions(reuse="substitute", delta=0.05), semantic=ALIKE)
     observe(cascade, store, SAME)
     first = ask(cascade, SAME_TOO)
+    assert first.explored is not None
     for _ in range(400):
-        cascade.record(first, correct=True)
+        cascade.record(first.explored, correct=True)
     renamed = CallableEncoder("alike, retrained", alike)
     with opened(store, TierOptions(reuse="substitute", delta=0.05), semantic=renamed) as other:
         observe(other, store, SAME)
@@ -255,8 +256,9 @@ def test_it_fails_closed(store: KVStore, monkeypatch: pytest.MonkeyPatch) -> Non
     cascade = opened(store, TierOptions(reuse="substitute", delta=0.05), semantic=ALIKE)
     observe(cascade, store, SAME)
     first = ask(cascade, SAME_TOO)
+    assert first.explored is not None
     for _ in range(400):
-        cascade.record(first, correct=True)
+        cascade.record(first.explored, correct=True)
 
     def broken(*_: object, **__: object) -> None:
         raise StoreError("the disk is on fire")
@@ -268,7 +270,7 @@ def test_it_fails_closed(store: KVStore, monkeypatch: pytest.MonkeyPatch) -> Non
     with monkeypatch.context() as patch:
         patch.setattr("semkv_rag.tiers.guarding.veto", broken)
         found = ask(cascade, SAME_TOO)
-        assert (found.served, found.explore) == (None, None)
+        assert (found.served, found.explored) == (None, None)
         assert "the guard failed" in (found.candidates[0].stopped or "")
 
 
