@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from dataclasses import asdict
 from typing import Any
 
 import httpx
@@ -11,8 +12,9 @@ import openai
 import pytest
 
 from semkv_rag.engine import Completion, Engine
-from semkv_rag.report import ReuseReport
-from semkv_rag.store import ChunkKey, KVStore
+from semkv_rag.report import Explored, ReuseReport
+from semkv_rag.reuse import token_array
+from semkv_rag.store import ChunkKey, KVStore, VectorKey, chunk_id
 from tests.engine.answers import plain
 from tests.engine.chunks import Stored, Tokens, random_tokens, store_chunks
 from tests.engine.server import Server
@@ -235,3 +237,31 @@ def test_a_prompt_that_was_asked_before(engine: Engine, server: Server) -> None:
     lines = [line for line in server.log().splitlines() if "hit (text:exact) | latency=" in line]
     assert len(lines) == 1
     assert "exact_text=hit, semantic_text=skip, kv_cache=hit" in lines[0]
+
+
+def test_outcomes_are_told_of_ones_own_prompts(engine: Engine, server: Server) -> None:
+    prompt = random_tokens(702, server.captures_beyond + 20)
+    client_of(server).completions.create(model=server.model, prompt=prompt, **FREE)
+    with KVStore(server.store) as store:
+        id_ = chunk_id(engine.fingerprint, "default", token_array([]), token_array(prompt))
+        until = time.monotonic() + 60
+        while not store.prompts.get(engine.fingerprint, "default", [id_]):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        explored = asdict(Explored("default", id_, "semantic", "an encoder", 0.9))
+
+        def tell(key: str, **fields: Any) -> httpx.Response:
+            return httpx.post(
+                server.base_url.removesuffix("/v1") + "/semkv/v1/outcome",
+                json={"explored": explored, "correct": True, **fields},
+                headers={"Authorization": f"Bearer {key}"},
+            )
+
+        assert tell(server.tenant_key).json() == {"noted": False}, "another tenant's prompt"
+        assert tell(server.api_key).json() == {"noted": True}
+        key = VectorKey("semantic", "an encoder")
+        outcomes = store.prompts.outcomes(engine.fingerprint, "default", id_, key)
+        assert [(outcome.similarity, outcome.correct) for outcome in outcomes] == [(0.9, True)]
+    for wrong in ({"correct": 1}, {"explored": {"donor": id_}}, {"explored": None}):
+        assert tell(server.api_key, **wrong).status_code == 400
+    assert tell("nobody's key").status_code == 401
