@@ -29,7 +29,7 @@ GRAPH_FROM = 30_000
 
 _LINKS = 24  # HNSW's M: recall at a million vectors, for 200 bytes a vector
 _BUILD_EFFORT = 80
-_SEARCH_EFFORT = 96
+_SEARCH_EFFORT = 384  # 99.7 % of the nearest among a million, in 1.1 ms; with 96 it is 86 %, in 0.5
 _PIECE = 2_000  # rows that are added to a graph between two looks at whether it is still wanted
 _FEW_DEAD = 64  # not worth making the index anew
 
