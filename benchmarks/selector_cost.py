@@ -5,7 +5,7 @@ each blend it is taken how long the choice itself took (comparing, scoring, sort
 arguments and telling attention who is left), and how long the pass of the question took without that.
 Nothing comes from vLLM's prefix cache.
 
-    python benchmarks/selectors.py [--tokens 4096] [--repeats 7] [--ratio 0.15]
+    python benchmarks/selector_cost.py [--tokens 4096] [--repeats 7] [--ratio 0.15]
 
 Writes build/bench/selectors.json and selectors.png. About three minutes on two cores.
 """
