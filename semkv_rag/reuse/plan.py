@@ -11,8 +11,6 @@ from semkv_rag.config import QUERY_AWARE, ReuseOptions
 from semkv_rag.reuse.question import Question, find_question
 from semkv_rag.reuse.tokens import TokenArray
 
-CRUMB = 12  # as `ChunkIndex.shortest_run`
-
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -112,15 +110,13 @@ def make_plan(
         spans: as `ChunkIndex.match` returns them: in prompt order, not overlapping.
         prompt_tokens: tokens of the whole prompt. Its last one is always left to vLLM.
         options: the request's options.
-        end: nothing is reused from this token on. Of an inexact span that it cuts, crumbs are left
-            out: runs that short are not looked for either.
+        end: nothing is reused from this token on.
     """
     limit = prompt_tokens - 1 if end is None else min(end, prompt_tokens - 1)
     kept: list[Span] = []
     for span in spans:
         length = min(span.length, limit - span.dst)
-        crumb = end is not None and not span.exact and length < min(span.length, CRUMB)
-        if length > 0 and not crumb:
+        if length > 0:
             kept.append(Span(span.chunk_id, span.src, span.dst, length, span.base, span.exact))
     if not kept:
         return None

@@ -45,6 +45,10 @@ class Runs:
             base = len(stored.context)
             left = self._left(stored, dst) if dst == diagonal else 0
             exact = left == dst == base and dst == diagonal
+            if not exact:  # what has seen an image serves behind that very image alone
+                end = min(end, diagonal + stored.before_images)
+                if end - dst < self._shortest:
+                    continue
             span = Span(chunk_id, dst - diagonal, dst, end - dst, base, exact)
             self._found.append((left, number, span))
             self._ends[dst] = max(self._ends[dst], end)

@@ -33,3 +33,11 @@ class StoredTokens:
 
     tokens: TokenArray
     context: TokenArray
+
+    @property
+    def before_images(self) -> int:
+        """How many of `tokens` stand before any image: the KV of those behind one has seen it."""
+        if (self.context < 0).any():
+            return 0
+        images = self.tokens < 0
+        return int(images.argmax()) if images.any() else len(self.tokens)

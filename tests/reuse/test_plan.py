@@ -45,19 +45,6 @@ def test_spans_behind_the_limit_are_left_out() -> None:
     assert plan(EXACT, MOVED, tokens=26).covered == 20
 
 
-def test_no_crumbs_are_left_before_an_end() -> None:
-    for end, kept in ((55, 30), (37, 12), (36, 0), (26, 0)):
-        made = make_plan([EXACT, MOVED], 100, OPTIONS, end)
-        assert made is not None
-        assert (made.exact_tokens, made.reused_tokens) == (20, kept)
-        assert made.covered == (25 + kept if kept else 20)
-    # What is exact is right as it is, and a span that is no longer than that is no crumb.
-    assert (made := make_plan([EXACT], 100, OPTIONS, 5)) is not None and made.exact_tokens == 5
-    short = replace(MOVED, length=12)
-    assert (made := make_plan([short], 100, OPTIONS, 60)) is not None and made.reused_tokens == 12
-    assert make_plan([short], 100, OPTIONS, 36) is None
-
-
 def test_nothing_to_reuse_is_no_plan() -> None:
     assert make_plan([], 100, OPTIONS) is None
     assert make_plan([MOVED], 26, OPTIONS) is None
