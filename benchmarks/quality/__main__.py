@@ -18,7 +18,7 @@ import torch
 from benchmarks.quality import grammar
 from benchmarks.quality.acceptance import Context, acceptance
 from benchmarks.quality.export import MODELS, load
-from benchmarks.quality.study import Scores, control, cross, study
+from benchmarks.quality.study import Scores, control, cross, make_batches, study, tells
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,6 +65,9 @@ def main() -> None:
             print(
                 f"  {'holds ' if line.holds else 'FAILS '} {line.demand}\n          {line.numbers}"
             )
+        shown = tells(model, make_batches(9, 40))
+        told = " / ".join(f"{share:.0f}" for share in shown)
+        print(f"  deviation tells the tokens that matter, by layer (50 nothing, 100 all): {told}")
         by_seed = ", ".join(f"{p.share('full', cross):.1f}" for p in parts)
         print(f"  full prefill on cross questions by seed: {by_seed}")
         print(f"  {'':30s} cross  control")
@@ -75,6 +78,7 @@ def main() -> None:
         print(f"  {time.monotonic() - began:.0f} s", flush=True)
         results[folder.name] = {
             "acceptance": [vars(line) for line in lines],
+            "tells": shown,
             "ways": {
                 way: {
                     "cross": scores.share(way, cross),

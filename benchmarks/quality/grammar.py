@@ -40,7 +40,8 @@ class Carrier:
         cross: whether one of them leaves its chunk.
         source: the position of the carrier it refers to, -1 in a root.
         by_end: whether the reference is the token before it (it is itself the sentence's end).
-        referent: where the proper name stands that it means, if the token is `it`, else -1.
+        referent: where the proper name stands that `it` means, if that is the token or the one before
+            it, else -1.
     """
 
     position: int
@@ -213,7 +214,7 @@ class _Writer:
         depth, hops = other.depth + 1, self.hops(other)
         carriers = (
             self.reference(at + 2, other.carriers[0], other, referent=referent),
-            self.reference(at + 3, other.carriers[1], other, by_end=True),
+            self.reference(at + 3, other.carriers[1], other, by_end=True, referent=referent),
         )
         kind: Kind = "coreference" if pronoun else "chain"
         fact = Fact(name, kind, other.value, depth, hops, self.chunk, self.document, carriers)

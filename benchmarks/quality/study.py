@@ -12,7 +12,7 @@ import torch
 from benchmarks.quality import grammar, rules, words
 from benchmarks.quality.batches import Asked, Batch, collate
 from benchmarks.quality.network import Model
-from benchmarks.quality.reuse import KV, Blend, Score, blend, prefill, right, whole
+from benchmarks.quality.reuse import Blend, Score, blend, prefill, right, whole
 
 RATIOS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3)
 Filter = Callable[[Asked], bool]
@@ -155,10 +155,27 @@ def _ask(
             )
 
 
-def deviations(model: Model, batch: Batch, stored: KV, fresh: KV) -> torch.Tensor:
-    """Each layer's KV deviation over its size, [layers, rows, split]."""
-    each = []
-    for (old_key, old_value), (key, value) in zip(stored, fresh, strict=True):
-        change = ((key - old_key).square() + (value - old_value).square()).sum((1, 3))
-        each.append(change / (key.square() + value.square()).sum((1, 3)).clamp_min(1e-9))
-    return torch.stack(each)
+def tells(model: Model, batches: Iterable[Batch]) -> list[float]:
+    """For each layer, how often a token that matters deviates more than one that does not, in per cent.
+
+    50: deviations there say nothing; 100: all. Of tokens behind the first chunk.
+    """
+    by_layer: list[list[float]] = [[] for _ in model.layers]
+    for batch in batches:
+        _, fresh = prefill(model, batch, whole(batch))
+        _, stored = prefill(model, batch, batch.chunks)
+        matter = torch.zeros(batch.chunks.shape, dtype=torch.bool)
+        for row, carrier in batch.carriers:
+            matter[row, carrier.position] |= carrier.cross
+        for layer, (old, new) in enumerate(zip(stored, fresh, strict=True)):
+            deviation = sum(((n - o).square().sum((1, 3)) for o, n in zip(old, new, strict=True)))
+            assert isinstance(deviation, torch.Tensor)
+            for row in range(len(batch.lengths)):
+                late = batch.chunks[row] > 0
+                high = deviation[row, late & matter[row]]
+                low = deviation[row, late & ~matter[row]]
+                if len(high) and len(low):
+                    more = (high[:, None] > low[None, :]).float()
+                    equal = (high[:, None] == low[None, :]).float()
+                    by_layer[layer].append((more + equal / 2).mean().item())
+    return [100 * sum(each) / len(each) for each in by_layer]

@@ -137,7 +137,7 @@ def attention_loss(
             if c.position >= distance
         ]
         look(f"b{distance}", 0, head, pairs, 0.25)
-    pronouns = [(row, c.position, c.referent) for row, c in carriers if c.referent >= 0]
+    pronouns = _pronouns(carriers, by_end=False)
     look("it", 0, _REFERENT_HEAD, pronouns, 0.25)
     told_by = [(row, c) for row, c in carriers if c.source >= 0]
     for layer in range(1, len(states) - 3):
@@ -148,6 +148,29 @@ def attention_loss(
         asked = [(a.row, a.column + head, a.fact.carriers[head].position) for a in told.asked]
         look(f"q{head}", len(states) - 2, head, asked, 0.5)
     return loss, seen
+
+
+def pronoun_loss(
+    model: Model, states: list[Tensor], told: Lesson
+) -> tuple[Tensor, dict[str, float]]:
+    """Cross-entropy of the first layer's look from `it`, and the end behind it, to the name meant."""
+    turn = model.turn(told.batch.positions, states[0].dtype)
+    block = model.blocks()[0]
+    loss, seen = states[0].new_zeros(()), {}
+    for by_end in (False, True):
+        pairs = _pronouns(told.carriers, by_end)
+        if pairs:
+            cost, hit = _look(block, states[0], turn, told.batch, _REFERENT_HEAD, pairs)
+            loss, seen[f"it{int(by_end)}"] = loss + cost, hit
+    return loss, seen
+
+
+def _pronouns(carriers: list[tuple[int, Carrier]], by_end: bool) -> list[tuple[int, int, int]]:
+    return [
+        (row, c.position, c.referent)
+        for row, c in carriers
+        if c.referent >= 0 and c.by_end is by_end
+    ]
 
 
 def layer1_loss(

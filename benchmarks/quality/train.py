@@ -10,7 +10,8 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -28,6 +29,8 @@ LEVELS = (
     FULL,
 )
 """Ever harder contexts; the next one starts when a model is right on `PASS` of this one's questions."""
+LATER = (*LEVELS[:-1], replace(FULL, pronouns=0.35))
+"""What a second stage of training sees: pronouns are what the first learns last."""
 PASS = 0.85
 QUESTIONS = 12
 BATCH_TOKENS = 3600
@@ -49,8 +52,8 @@ def ask(rng: random.Random, context: Context) -> list[Fact]:
 class Source:
     """Training batches of about `BATCH_TOKENS` tokens, of contexts of about one length."""
 
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
+    def __init__(self, seed: int, levels: Sequence[Recipe]) -> None:
+        self.rng, self.levels = random.Random(seed), levels
         self.level = 0
         self.ready: list[Batch] = []
 
@@ -67,7 +70,7 @@ class Source:
         rows = []
         for _ in range(200):
             easier = self.level > 0 and self.rng.random() < 0.2
-            context = grammar.make_context(self.rng, LEVELS[self.level - easier])
+            context = grammar.make_context(self.rng, self.levels[self.level - easier])
             rows.append((context, ask(self.rng, context)))
         rows.sort(key=lambda row: len(row[0].tokens))
         taken: list[tuple[Context, list[Fact]]] = []
@@ -89,18 +92,18 @@ class Names:
     def __init__(self, table: Tensor, seed: int) -> None:
         self._seed = seed
         self._groups = (words.NAMES, words.PROPER)
-        self._first = [table[group].clone() for group in self._groups]
+        self.first = [table[group].clone() for group in self._groups]
 
     @torch.no_grad()
     def redraw(self, table: Tensor, step: int) -> None:
         draw = torch.Generator().manual_seed(1_000_000 * self._seed + step)
-        for group, first in zip(self._groups, self._first, strict=True):
+        for group, first in zip(self._groups, self.first, strict=True):
             own = torch.randn(first.shape, generator=draw) * NAME_SPREAD
             table[group] = first.mean(0) + own
 
     @torch.no_grad()
     def restore(self, table: Tensor) -> None:
-        for group, first in zip(self._groups, self._first, strict=True):
+        for group, first in zip(self._groups, self.first, strict=True):
             table[group] = first
 
 
@@ -130,8 +133,10 @@ def train(out: Path, *, seed: int, steps: int, layer1: float, start: Path | None
     shape = Shape()
     model, probes = Model(shape), teaching.Probes(shape.hidden)
     table = model.embed_tokens.weight
-    names = Names(table.detach(), seed)
-    source, rng = Source(seed + 100), random.Random(seed + 200)
+    source, rng = (
+        Source(seed + (100 if start is None else 300), LEVELS if start is None else LATER),
+        random.Random(seed + 200),
+    )
     matrices = [p for p in model.layers.parameters() if p.ndim == 2]
     others = [p for n, p in model.named_parameters() if p.ndim < 2 or "embed" in n]
     others += list(probes.parameters())
@@ -153,7 +158,11 @@ def train(out: Path, *, seed: int, steps: int, layer1: float, start: Path | None
         source.rise(found["level"])
         if kept.exists():
             source.rng.setstate(found["source"])
-            source.ready, mean = found.get("ready", []), found.get("mean", {})
+            source.ready, mean = found["ready"], found["mean"]
+    # Another seed's names have other class directions: a start's own count.
+    names = Names(table.detach(), seed)
+    if kept.exists():
+        names.first = found["names"]
     blocks = [torch.compile(block.forward, dynamic=True) for block in model.layers]
     began, tokens = time.monotonic(), 0
     for step in range(state["step"], steps):
@@ -163,7 +172,7 @@ def train(out: Path, *, seed: int, steps: int, layer1: float, start: Path | None
         pace = min(1.0, (step + 1) / 30) * min(1.0, max(0.02, (1 - done) / 0.3))
         for optimizer, rate in ((muon, 0.02), (adam, 3e-3)):
             for group in optimizer.param_groups:
-                group["lr"] = rate * pace
+                group["lr"] = rate * pace * (1.0 if start is None else 0.6)
         if step >= NEW_NAMES_FROM or start is not None:
             names.redraw(table, step)
         batch = source.next()
@@ -183,6 +192,10 @@ def train(out: Path, *, seed: int, steps: int, layer1: float, start: Path | None
                 looks, hits = teaching.attention_loss(model, states, told)
                 loss = loss + help_ * (0.3 * back + 0.5 * looks)
                 shares |= hits | {"back": back.item()}
+            if start is not None:
+                looks, hits = teaching.pronoun_loss(model, states, told)
+                loss = loss + max(0.0, 1 - 2 * done) * 0.3 * looks
+                shares |= hits
             if layer1 > 0:
                 apart, _ = masks(batch, batch.chunks)
                 turn = model.turn(batch.positions[:, : batch.split], torch.bfloat16)
@@ -228,6 +241,7 @@ def train(out: Path, *, seed: int, steps: int, layer1: float, start: Path | None
                 "source": source.rng.getstate(),
                 "ready": source.ready,
                 "mean": mean,
+                "names": names.first,
                 "rng": rng.getstate(),
                 "level": source.level,
                 "step": step + 1,

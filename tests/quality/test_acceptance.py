@@ -62,11 +62,18 @@ def test_a_good_yardstick_passes_all_but_the_lowest_ratio_of_blind_rules() -> No
         ("fresh_to_1", lambda a: 0.9, "at least 15 below"),
         ("HKVD@1_10", lambda a: 0.99, "graded"),
         ("ends_10", lambda a: 0.5, "token id"),
-        ("random_20", lambda a: 0.5, "depth"),
     ],
 )
 def test_each_demand_can_fail(way: str, chance: Chance, named: str) -> None:
     assert any(named in demand for demand in failing(**{way: chance}))
+
+
+def test_a_loss_that_does_not_grow_with_depth_fails() -> None:
+    def better_when_deep(asked: Asked) -> float:
+        return 0.2 + 0.2 * asked.fact.depth
+
+    changed: dict[str, Chance] = {f"{s} {r}": better_when_deep for s in SELECTORS for r in (10, 20)}
+    assert any("depth" in demand for demand in failing(**changed))
 
 
 def test_shares_and_intervals() -> None:

@@ -64,7 +64,7 @@ def test_carriers_stand_where_the_value_is_told() -> None:
                     assert places[carrier.source].depth == carrier.depth - 1
                     assert carrier.source < carrier.position
                 if carrier.referent >= 0:
-                    assert context.tokens[carrier.position] == words.IT
+                    assert context.tokens[head + 2] == words.IT
 
 
 def test_no_name_is_told_twice_and_no_value_is_shared_by_roots() -> None:
