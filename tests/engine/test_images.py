@@ -20,10 +20,11 @@ from conftest import ENGINE_ARGS
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Completion, Engine
 from semkv_rag.engine.tiering import Tiering
-from semkv_rag.tiers import Cascade, PerceptualHash, TierOptions
+from semkv_rag.tiers import PerceptualHash, TierOptions
 from tests.engine.answers import SAMPLING, assert_same, largest_difference
 from tests.engine.chunks import store_chunks
 from tests.engine.inside import inside
+from tests.engine.tiered import tiered
 from tests.tiny_models import IMAGE_SIZE, PATCH_SIZE
 
 ROWS = (IMAGE_SIZE // PATCH_SIZE) ** 2
@@ -54,7 +55,7 @@ def prompt(*parts: str | Image.Image) -> Prompt:
     """Text and images in this order, as vLLM takes them."""
     images = [part for part in parts if isinstance(part, Image.Image)]
     text = "".join(part if isinstance(part, str) else "<image>" for part in parts)
-    return {"prompt": text, "multi_modal_data": {"image": images}}
+    return {"prompt": text, **({"multi_modal_data": {"image": images}} if images else {})}
 
 
 @pytest.fixture(scope="module")
@@ -75,26 +76,17 @@ def vlm(
         yield engine
 
 
-def tiers_around(engine: Engine, options: TierOptions) -> Iterator[Tiering]:
-    """The tiers as `Engine(…, tiers=…)` puts them there, for a while."""
-    assert engine.store is not None and engine._capturer is not None and engine._llm is not None
-    cascade = Cascade(engine.store, engine.fingerprint, options, {"vision": PerceptualHash()})
-    tiering = Tiering(cascade, engine._capturer, engine._llm)
-    engine._llm.tiering = tiering
-    yield tiering
-    engine._llm.tiering = None
-    tiering.close()
-
-
 @pytest.fixture
 def tiering(vlm: Engine) -> Iterator[Tiering]:
-    yield from tiers_around(vlm, TierOptions())
+    with tiered(vlm, TierOptions(), {"vision": PerceptualHash()}) as tiering:
+        yield tiering
 
 
 @pytest.fixture
 def near(vlm: Engine) -> Iterator[Tiering]:
     """With near-duplicate images taken for stored ones."""
-    yield from tiers_around(vlm, TierOptions(near_images=True))
+    with tiered(vlm, TierOptions(near_images=True), {"vision": PerceptualHash()}) as tiering:
+        yield tiering
 
 
 def plain(engine: Engine, asked: Prompt) -> Completion:
@@ -230,6 +222,35 @@ def test_an_image_is_not_taken_from_behind_another_text(
         assert (calls, *told(answer)) == (0, 0, 1), "its features are what they were"
         if ratio == 1.0:
             assert_same(answer, plain(vlm, asked))
+
+
+def test_a_few_tokens_before_an_image_are_computed(
+    vlm: Engine, tiering: Tiering, namespace: str
+) -> None:
+    """No crumb of the stored run, which goes on into the image, is blended."""
+    image = picture(33)
+    ask(vlm, prompt("the ", image, QUESTION), namespace)
+    forget(vlm, tiering)
+    asked = prompt("who owns this harbour the ", image, QUESTION)
+    answer = ask(vlm, asked, namespace, ratio=0.0)
+    assert (answer.report.kv_cache, answer.report.reused_tokens) == ("miss", 0)
+    assert told(answer) == (0, 1), "its features are in the store"
+    assert_same(answer, plain(vlm, asked))
+
+
+def test_a_question_stored_behind_another_image(
+    vlm: Engine, tiering: Tiering, namespace: str
+) -> None:
+    """Its KV has seen that image: behind this one, whose KV is stored, it is computed."""
+    one, two = picture(34), picture(35)
+    for stored_first in (prompt(one, QUESTION), prompt(two, OTHER)):
+        forget(vlm, tiering)
+        ask(vlm, stored_first, namespace)
+    forget(vlm, tiering)
+    for asked in (prompt(two, QUESTION), prompt("the ", QUESTION)):
+        answer = ask(vlm, asked, namespace, ratio=0.0)
+        assert answer.report.reused_tokens == 0
+        assert_same(answer, plain(vlm, asked))
 
 
 def test_two_images_swapped(vlm: Engine, tiering: Tiering, namespace: str) -> None:
