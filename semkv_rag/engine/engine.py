@@ -27,14 +27,14 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from semkv_rag.closing import Closing
 from semkv_rag.config import ReuseOptions
 from semkv_rag.corpus.capture import CaptureItem, CaptureResult
 from semkv_rag.engine.bridge import Stream, stream_async
@@ -59,7 +59,7 @@ Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """Text, tokens, or vLLM's dictionary of a prompt, such as `{"prompt": …, "multi_modal_data": …}`."""
 
 
-class Engine:
+class Engine(Closing):
     """A model in vLLM, with a store of precomputed KV.
 
     Args:
@@ -555,17 +555,6 @@ class Engine:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 @contextmanager

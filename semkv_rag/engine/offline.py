@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.renderers import renderer_from_config
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 
+from semkv_rag.closing import Closing
 from semkv_rag.engine.fingerprint import config_fingerprint
 from semkv_rag.engine.launch import resolve
 from semkv_rag.errors import OptionError
 from semkv_rag.reuse import TokenArray, token_array
 
 
-class OfflineModel:
+class OfflineModel(Closing):
     """A model's renderer, which is vLLM's own: prompts become the tokens that a request would send.
 
     Args:
@@ -69,17 +69,6 @@ class OfflineModel:
     def close(self) -> None:
         """End the renderer's threads."""
         self._renderer.shutdown()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _of_any_length(renderer: Any, *, chat: bool = False) -> Any:

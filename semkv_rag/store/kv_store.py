@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from sqlalchemy import URL
 
+from semkv_rag.closing import Closing
 from semkv_rag.errors import StoreError
 from semkv_rag.reuse.tokens import StoredTokens
 from semkv_rag.store import layout
@@ -39,7 +38,7 @@ from semkv_rag.store.states import StoredStates
 from semkv_rag.store.verify import verify
 
 
-class KVStore:
+class KVStore(Closing):
     """Stored chunks under `root`; safe for several threads and processes that read and write at once.
 
     Every method that asks the index raises StoreError when it cannot be read or written, and then
@@ -254,14 +253,3 @@ class KVStore:
     def close(self) -> None:
         """Close the index; may be called again. The store then raises StoreError."""
         self._database.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

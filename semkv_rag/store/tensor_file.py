@@ -22,13 +22,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
 from xxhash import xxh3_64_hexdigest
 
+from semkv_rag.closing import Closing
 from semkv_rag.errors import StoreError, StoreVersionError
 
 MAX_HEADER_BYTES: Final = 4 << 20
@@ -121,7 +121,7 @@ def write_tensors(
     return size
 
 
-class TensorFile:
+class TensorFile(Closing):
     """A file of tensors, open for reading; a context manager. May be used by several threads at once.
 
     Opening reads and checks the header. A file that is removed or replaced while open stays readable
@@ -175,17 +175,6 @@ class TensorFile:
     def close(self) -> None:
         """Close the file; may be called again."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _read_header(self) -> Mapping[str, str]:
         if self.size_bytes < 8:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from semkv_rag.closing import Closing
 from semkv_rag.config import DEFAULT_NAMESPACE, check_namespace
 from semkv_rag.errors import SemKVError
 from semkv_rag.report import Explored
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Cascade:
+class Cascade(Closing):
     """Finds donors among one model's stored prompts. Safe for threads.
 
     All stored vectors are read when it is made: three seconds for 100,000.
@@ -260,17 +260,6 @@ class Cascade:
     def close(self) -> None:
         """Stop what is under way; the store stays open."""
         self._indexes.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _asked(
         self,
