@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from semkv_rag.engine.capture_memory import CaptureMemory
 from semkv_rag.engine.model_view import Layer
 from semkv_rag.engine.threads import pool_beside_model
 from semkv_rag.errors import SemKVError
@@ -54,11 +55,20 @@ class CaptureTask:
 
 @dataclass
 class _Buffer:
-    """What was seen of one chunk so far: per layer the K and V of each step."""
+    """What was seen of one chunk so far.
+
+    Attributes:
+        layers: per layer the memory of its K and V, once the first of them were seen.
+        rows: how many rows of it are filled.
+    """
 
     task: CaptureTask
-    layers: list[list[tuple[Tensor, Tensor]]]
+    layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     rows: int = 0
+
+    @property
+    def wanted(self) -> int:
+        return len(self.task.tokens) - self.task.context
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,8 @@ class ChunkCapture:
     world_size: int
     _buffers: dict[str, _Buffer] = field(default_factory=dict)
     _step: list[CaptureTask] = field(default_factory=list)
-    _rows: list[tuple[_Buffer, slice]] | None = None
+    _rows: list[tuple[_Buffer, slice, slice]] | None = None
+    _memory: CaptureMemory = field(default_factory=CaptureMemory)
     _done: list[Captured] = field(default_factory=list)
     _lock: Lock = field(default_factory=Lock)
     _writers: ThreadPoolExecutor = field(
@@ -104,21 +115,29 @@ class ChunkCapture:
         self._rows = None
         for task in tasks:
             if task.start <= task.context:  # the chunk's first part (again, after a preemption)
-                self._buffers[task.request_id] = _Buffer(task, [[] for _ in self.layers])
+                self._drop(task.request_id)
+                self._buffers[task.request_id] = _Buffer(task)
 
     def see(self, index: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """The tap's handler while a step captures."""
         if self._rows is None:
             self._rows = self._find_rows(slots)
         heads = self.layers[index].kv_heads
-        for buffer, rows in self._rows:
-            k, v = keys[rows], values[rows]
-            buffer.layers[index].append(
-                (k.reshape(len(k), heads, -1).clone(), v.reshape(len(v), heads, -1).clone())
-            )
+        for buffer, rows, into in self._rows:
+            k = keys[rows].reshape(into.stop - into.start, heads, -1)
+            v = values[rows].reshape(into.stop - into.start, heads, -1)
+            if index == len(buffer.layers):
+                take = self._memory.take
+                buffer.layers.append((take(buffer.wanted, k), take(buffer.wanted, v)))
+            kept_keys, kept_values = buffer.layers[index]
+            kept_keys[into].copy_(k)
+            kept_values[into].copy_(v)
 
-    def _find_rows(self, slots: Tensor) -> list[tuple[_Buffer, slice]]:
-        """Where in the batch each task's rows are: a request's tokens stand side by side."""
+    def _find_rows(self, slots: Tensor) -> list[tuple[_Buffer, slice, slice]]:
+        """Where in the batch each task's rows are, and where in its memory they go.
+
+        A request's tokens stand side by side.
+        """
         batch = slots.cpu().numpy()
         found = []
         for task in self._step:
@@ -128,8 +147,9 @@ class ChunkCapture:
                 continue
             rows = slice(int(at[0]), int(at[0]) + len(task.slots))
             if np.array_equal(batch[rows], task.slots):
+                first = task.start - task.context
                 buffer.rows += len(task.slots)
-                found.append((buffer, rows))
+                found.append((buffer, rows, slice(first, first + len(task.slots))))
         return found
 
     def end_step(self) -> None:
@@ -143,15 +163,15 @@ class ChunkCapture:
                 error = f"{missing} of its tokens were not computed"
                 self._add(Captured(task.ticket, 0, error, incomplete=True))
             else:
-                self._writers.submit(self._write, buffer, self.model)
+                self._writers.submit(self._write, buffer, self.model, _all_copied(buffer))
         self._step = []
 
-    def _write(self, buffer: _Buffer, model: str) -> None:
-        task = buffer.task
+    def _write(self, buffer: _Buffer, model: str, copied: torch.cuda.Event | None) -> None:
+        task, rows = buffer.task, buffer.rows
         try:
-            layers = [
-                (_joined([k for k, _ in p]), _joined([v for _, v in p])) for p in buffer.layers
-            ]
+            if copied is not None:
+                copied.synchronize()
+            layers = [(keys[:rows].cpu(), values[:rows].cpu()) for keys, values in buffer.layers]
             header = ChunkHeader(
                 id=task.chunk_id,
                 model=model,
@@ -168,6 +188,8 @@ class ChunkCapture:
             self._add(Captured(task.ticket, write_chunk(path, header, layers)))
         except (OSError, SemKVError) as error:
             self._add(Captured(task.ticket, 0, f"the chunk could not be written: {error}"))
+        finally:
+            self._memory.give(tensor for pair in buffer.layers for tensor in pair)
 
     def _add(self, captured: Captured) -> None:
         with self._lock:
@@ -176,7 +198,11 @@ class ChunkCapture:
     def forget(self, request_ids: Sequence[str]) -> None:
         """Drop what was seen of requests that ended; most have been written by then."""
         for request_id in request_ids:
-            self._buffers.pop(request_id, None)
+            self._drop(request_id)
+
+    def _drop(self, request_id: str) -> None:
+        if (buffer := self._buffers.pop(request_id, None)) is not None:
+            self._memory.give(tensor for pair in buffer.layers for tensor in pair)
 
     def take(self) -> list[Captured]:
         """What became of the chunks since the last call."""
@@ -189,6 +215,10 @@ class ChunkCapture:
         self._writers.shutdown(wait=True)
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
-    """The rows of all steps, in memory the files are written from; most chunks take one step."""
-    return (parts[0] if len(parts) == 1 else torch.cat(parts)).cpu()
+def _all_copied(buffer: _Buffer) -> torch.cuda.Event | None:
+    """What tells a writing thread, whose stream is another one, that a GPU has made the copies."""
+    if not buffer.layers[0][0].is_cuda:
+        return None
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record()
+    return copied
