@@ -32,15 +32,16 @@ def question_attention(
     """
     question, heads, head_dim = queries.shape
     kv_heads = keys.shape[1]
-    grouped = queries.float().view(question, kv_heads, heads // kv_heads, head_dim)
+    grouped = (queries.float() * scale).view(question, kv_heads, heads // kv_heads, head_dim)
+    hidden = ~visible[:, None]
     pooled = torch.zeros(len(keys), device=keys.device)
     for head in range(
         kv_heads
     ):  # one at a time: [question, group, keys] is the largest tensor here
-        logits = grouped[:, head] @ keys[:, head].float().T * scale
+        logits = grouped[:, head] @ keys[:, head].float().T
         if softcap:
             logits = torch.tanh(logits / softcap) * softcap
-        weights = logits.masked_fill(~visible[:, None], -torch.inf).softmax(-1).flatten(0, 1)
+        weights = logits.masked_fill_(hidden, -torch.inf).softmax(-1).flatten(0, 1)
         if pooling == "mean":
             pooled += weights.sum(0)
         else:
