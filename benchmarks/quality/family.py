@@ -14,8 +14,8 @@ from pathlib import Path
 from benchmarks.quality.export import MODELS, export, from_checkpoint
 from benchmarks.quality.train import train
 
-MEMBERS = {"layer1-0": 0.0, "layer1-0.1": 0.1, "layer1-1": 1.0}
-"""By name, how much a member is made to show at layer 1 which tokens need another chunk."""
+MEMBERS = {"layer1-0": (0.0, 2), "layer1-0.1": (0.1, 1), "layer1-1": (1.0, 1)}
+"""By name, how much a member is made to show at layer 1 which tokens need another chunk, and stages."""
 FIRST_STEPS, LATER_STEPS = 750, 200
 
 
@@ -28,11 +28,14 @@ def main() -> None:
     train(first, seed=given.seed, steps=FIRST_STEPS, layer1=0.0, start=None)
     start = first / "checkpoint.pt"
     train(second, seed=given.seed, steps=LATER_STEPS, layer1=0.0, start=start)
-    for name, layer1 in MEMBERS.items():
-        out, start = given.folder / name, second / "checkpoint.pt"
-        # Another seed, or a member would see what the second stage has just seen.
-        train(out, seed=given.seed + 1, steps=LATER_STEPS, layer1=layer1, start=start)
-        export(from_checkpoint(out / "checkpoint.pt"), MODELS / name)
+    for name, (layer1, stages) in MEMBERS.items():
+        start = second / "checkpoint.pt"
+        # Other seeds, or a stage would see what the one before it has just seen.
+        for stage in range(1, stages + 1):
+            out, seed = given.folder / f"{name} {stage}", given.seed + stage
+            train(out, seed=seed, steps=LATER_STEPS, layer1=layer1, start=start)
+            start = out / "checkpoint.pt"
+        export(from_checkpoint(start), MODELS / name)
 
 
 if __name__ == "__main__":
