@@ -35,6 +35,12 @@ bench: setup
 	$(RUN) benchmarks/precompute.py
 	$(RUN) benchmarks/matcher.py
 	$(RUN) benchmarks/integrations.py
+	$(RUN) benchmarks/selector_cost.py
+	$(RUN) benchmarks/tiers.py
+	$(RUN) benchmarks/capture.py
+	$(RUN) benchmarks/paraphrases.py
+	$(RUN) benchmarks/vqa.py
+	$(RUN) -m benchmarks.quality
 
 # Pin every package again, from requirements/cpu.in. Needs uv; find-links is where a CPU build of torch is.
 lock:

@@ -22,8 +22,8 @@ from semkv_rag.engine.capture_memory import CaptureMemory
 from semkv_rag.engine.model_view import Layer
 from semkv_rag.engine.threads import pool_beside_model
 from semkv_rag.errors import SemKVError
-from semkv_rag.reuse import token_array
-from semkv_rag.store import ChunkHeader, write_chunk
+from semkv_rag.reuse import Span, token_array
+from semkv_rag.store import ChunkFile, ChunkHeader, write_chunk
 from semkv_rag.store.layout import chunk_path
 
 WRITERS = 2
@@ -40,6 +40,8 @@ class CaptureTask:
         context: how many of them are the context, which is not stored.
         slots: [rows], int64: where the step's part of the chunk goes in the paged cache.
         start: the first prompt position of that part.
+        head: exact spans of other chunks that the prompt starts with, one behind the other: what they
+            cover is not computed, and is copied from their files. Only where there is no context.
     """
 
     request_id: str
@@ -51,6 +53,11 @@ class CaptureTask:
     context: int
     slots: np.ndarray[tuple[int], np.dtype[np.int64]]
     start: int
+    head: tuple[Span, ...] = ()
+
+    @property
+    def head_tokens(self) -> int:
+        return sum(span.length for span in self.head)
 
 
 @dataclass
@@ -114,7 +121,9 @@ class ChunkCapture:
         self._step = list(tasks)
         self._rows = None
         for task in tasks:
-            if task.start <= task.context:  # the chunk's first part (again, after a preemption)
+            if (
+                task.start <= task.context + task.head_tokens
+            ):  # the chunk's first part (again, after a preemption)
                 self._drop(task.request_id)
                 self._buffers[task.request_id] = _Buffer(task)
 
@@ -158,7 +167,8 @@ class ChunkCapture:
             if task.start + len(task.slots) < len(task.tokens):
                 continue
             buffer = self._buffers.pop(task.request_id, None)
-            missing = len(task.tokens) - task.context - (buffer.rows if buffer else 0)
+            wanted = len(task.tokens) - task.context - task.head_tokens
+            missing = wanted - (buffer.rows if buffer else 0)
             if buffer is None or missing:
                 error = f"{missing} of its tokens were not computed"
                 self._add(Captured(task.ticket, 0, error, incomplete=True))
@@ -167,10 +177,11 @@ class ChunkCapture:
         self._step = []
 
     def _write(self, buffer: _Buffer, model: str, copied: torch.cuda.Event | None) -> None:
-        task, rows = buffer.task, buffer.rows
+        task, rows = buffer.task, buffer.wanted
         try:
             if copied is not None:
                 copied.synchronize()
+            self._copy_head(buffer, model)
             layers = [(keys[:rows].cpu(), values[:rows].cpu()) for keys, values in buffer.layers]
             header = ChunkHeader(
                 id=task.chunk_id,
@@ -190,6 +201,15 @@ class ChunkCapture:
             self._add(Captured(task.ticket, 0, f"the chunk could not be written: {error}"))
         finally:
             self._memory.give(tensor for pair in buffer.layers for tensor in pair)
+
+    def _copy_head(self, buffer: _Buffer, model: str) -> None:
+        task = buffer.task
+        for span in task.head:
+            path = chunk_path(self.root, model, task.namespace, span.chunk_id, self.rank)
+            with ChunkFile(path, model=model, chunk_id=span.chunk_id) as stored:
+                for index, kept in enumerate(buffer.layers):
+                    for ours, theirs in zip(kept, stored.layer(index), strict=True):
+                        ours[span.dst : span.end].copy_(theirs[span.src : span.src + span.length])
 
     def _add(self, captured: Captured) -> None:
         with self._lock:

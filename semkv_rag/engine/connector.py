@@ -39,7 +39,7 @@ from semkv_rag.engine.catalogue import Catalogue
 from semkv_rag.engine.executor import BlendExecutor
 from semkv_rag.engine.fingerprint import config_fingerprint
 from semkv_rag.engine.planner import RequestPlanner
-from semkv_rag.engine.transfer import PARAMS_KEY, StepMetadata, WorkerHandshake, WorkerResults
+from semkv_rag.engine.transfer import StepMetadata, WorkerHandshake, WorkerResults
 from semkv_rag.errors import SemKVError
 from semkv_rag.store import KVStore
 
@@ -161,8 +161,7 @@ class SemKVConnector(KVConnectorBase_V1):
             worker = get_kv_transfer_group()
             if isinstance(worker, SemKVConnector) and worker.executor is not None:
                 self.planner.results(worker.executor.take_results())
-        report = self.planner.finished(request)
-        return False, {PARAMS_KEY: report.to_mapping()} if report is not None else None
+        return False, self.planner.finished(request)
 
     # ---- worker ----------------------------------------------------------------------------
 

@@ -77,10 +77,15 @@ class LLMCapturer:
         self.store.add_model(self.fingerprint, self.description)
         return iter(Capturing(self._start, self._tickets, items, in_flight, abandon))
 
-    def in_passing(self, item: CaptureItem) -> tuple[int, dict[str, Any]]:
-        """A ticket for a request that prefills an item anyway, and the wish that it must carry."""
+    def in_passing(self, item: CaptureItem, *, behind_exact: bool) -> tuple[int, dict[str, Any]]:
+        """A ticket for a request that prefills an item anyway, and the wish that it must carry.
+
+        Args:
+            behind_exact: also where the item's head is reused exactly; its KV is then copied from
+                the files it came from.
+        """
         ticket = self._tickets.draw()
-        return ticket, {**_about(item, ticket), "in_passing": True}
+        return ticket, {**_about(item, ticket), "in_passing": True, "behind_exact": behind_exact}
 
     def forget(self, ticket: int) -> None:
         """Nobody waits for this capture."""

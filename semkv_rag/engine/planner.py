@@ -49,6 +49,7 @@ from semkv_rag.engine.gate import GateReport
 from semkv_rag.engine.images import rows_of
 from semkv_rag.engine.transfer import (
     CAPTURE_KEY,
+    CAPTURED_KEY,
     NEAR_IMAGES_KEY,
     PARAMS_KEY,
     STORE_IMAGES_KEY,
@@ -180,8 +181,12 @@ class RequestPlanner:
             self._plan(tracked, options)
         else:
             tracked.report = replace(tracked.report, reason=skip)
-        if capture is not None and capture.get("in_passing") and (skip or tracked.plan):
-            tracked.capture = None  # what is computed behind reused KV is not the prompt's own
+        if capture is not None and capture.get("in_passing"):
+            # What is computed behind reused KV is the prompt's own only where that is exact.
+            plan = tracked.plan
+            own = plan is None or (capture["behind_exact"] and plan.is_exact_head)
+            if skip is not None or not own:
+                tracked.capture = None
         self._rewrite_hashes(tracked)
 
     def _see_images(self, tracked: _Tracked, near: Mapping[str, str], *, store: bool) -> None:
@@ -343,6 +348,7 @@ class RequestPlanner:
             context=context,
             slots=slots + positions % self._block_size,
             start=begin,
+            head=() if tracked.plan is None else tracked.plan.spans,
         )
 
     def _block_ids(self, request_id: str) -> list[int]:
@@ -376,8 +382,12 @@ class RequestPlanner:
                     blend_ms=round(result.stats.blend_ms, 3),
                 )
 
-    def finished(self, request: Request) -> ReuseReport | None:
-        """The report of a request that is done, or None for one that was never seen."""
+    def finished(self, request: Request) -> dict[str, Any] | None:
+        """The answer's `kv_transfer_params`: the report, and whether the request was captured.
+
+        Returns:
+            None for a request that was never seen.
+        """
         tracked = self._requests.pop(request.request_id, None)
         if tracked is None:
             return None
@@ -387,11 +397,14 @@ class RequestPlanner:
         self._blends = [task for task in self._blends if task.request_id != request.request_id]
         report = replace(tracked.report, preemptions=request.num_preemptions)
         fusion = take_fusion_report(request.request_id)
-        return (
-            report
-            if fusion is None
-            else report.with_images(fusion.loaded, fusion.computed, fusion.mapped, fusion.reason)
-        )
+        if fusion is not None:
+            report = report.with_images(
+                fusion.loaded, fusion.computed, fusion.mapped, fusion.reason
+            )
+        answer: dict[str, Any] = {PARAMS_KEY: report.to_mapping()}
+        if tracked.capture is not None:
+            answer[CAPTURED_KEY] = True
+        return answer
 
 
 def _salt(hashes: list[Any], first: int, salt: bytes) -> None:

@@ -15,7 +15,7 @@ from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from semkv_rag.engine.images import keep_images
-from semkv_rag.engine.transfer import PARAMS_KEY
+from semkv_rag.engine.transfer import CAPTURED_KEY, PARAMS_KEY
 from semkv_rag.report import ReuseReport
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class ReportingLLM(AsyncLLM):
         tiering = self.tiering if counted else None
         tiered = None
         report: ReuseReport | None = None
+        captured = False
         try:
             if tiering is not None:
                 tiered = await tiering.begin(prompt, sampling_params)
@@ -70,6 +71,7 @@ class ReportingLLM(AsyncLLM):
                 prompt, sampling_params = tiered.prompt, tiered.params
             async for output in super().generate(prompt, sampling_params, request_id, **options):
                 if (params := output.kv_transfer_params) is not None:
+                    captured = params.pop(CAPTURED_KEY, False)
                     if tiered is not None and PARAMS_KEY in params:
                         report = tiered.told(ReuseReport.from_mapping(params[PARAMS_KEY]))
                         params[PARAMS_KEY] = report.to_mapping()
@@ -77,7 +79,8 @@ class ReportingLLM(AsyncLLM):
                 yield output
         finally:
             if tiering is not None and tiered is not None:
-                tiering.end(tiered, request_id, report, time.perf_counter() - began)
+                latency_s = time.perf_counter() - began
+                tiering.end(tiered, request_id, report, latency_s=latency_s, captured=captured)
             if counted:
                 self.active -= 1
                 self.quiet_since = time.monotonic()

@@ -135,7 +135,9 @@ class Tiering:
         ticket = None
         wanted = params.n == 1 and await asyncio.to_thread(self.cascade.wants, lookup)
         if wanted:
-            ticket, wishes[CAPTURE_KEY] = self._capturer.in_passing(self._item(lookup))
+            ticket, wishes[CAPTURE_KEY] = self._capturer.in_passing(
+                self._item(lookup), behind_exact=lookup.served is None
+            )
         if lookup.asked.image_keys and self.cascade.options.capture:
             wishes[STORE_IMAGES_KEY] = True
         if lookup.near_image is not None:
@@ -158,22 +160,28 @@ class Tiering:
         )
 
     def end(
-        self, request: TieredRequest, request_id: str, report: ReuseReport | None, latency_s: float
+        self,
+        request: TieredRequest,
+        request_id: str,
+        report: ReuseReport | None,
+        *,
+        latency_s: float,
+        captured: bool,
     ) -> None:
         """Take what became of a request.
 
         Args:
             report: None when it ended before its answer did.
+            captured: whether the engine has captured it.
         """
         if report is not None and logger.isEnabledFor(logging.INFO):
             logger.info("%s", log_line(request_id, report, latency_s=latency_s))
         if request.ticket is None:
             return
-        if report is None or report.kv_cache == "hit":
-            # Where stored KV was used, the request's own KV is not all its own.
-            self._capturer.forget(request.ticket)
-        else:
+        if captured and report is not None:
             self._written.put((request.lookup, request.ticket))
+        else:
+            self._capturer.forget(request.ticket)
 
     # ---- for callers ---------------------------------------------------------------------------
 

@@ -83,6 +83,14 @@ class ReusePlan:
         return next((span.dst for span in self.spans if not span.exact), None)
 
     @property
+    def is_exact_head(self) -> bool:
+        """Whether exact spans, one behind the other from the first token on, are all there is."""
+        ends = [0, *(span.end for span in self.spans)]
+        return all(
+            span.exact and span.dst == end for span, end in zip(self.spans, ends, strict=False)
+        )
+
+    @property
     def exact_tokens(self) -> int:
         return sum(span.length for span in self.spans if span.exact)
 

@@ -186,6 +186,22 @@ def test_another_image_under_the_same_text(vlm: Engine, tiering: Tiering, namesp
         assert_same(answer, plain(vlm, asked))
 
 
+def test_prompts_with_a_common_head_are_all_stored(
+    vlm: Engine, tiering: Tiering, namespace: str
+) -> None:
+    """As chat templates and system prompts make them."""
+    asked = [prompt(BEFORE, picture(seed), QUESTION) for seed in (31, 32, 33)]
+    for one in asked:
+        ask(vlm, one, namespace)
+        forget(vlm, tiering)
+    assert stored(vlm, namespace) == 3
+    for one in asked:
+        answer, calls = calls_of(vlm, partial(ask, vlm, one, namespace))
+        assert (calls, answer.report.served_by) == (0, "exact_text")
+        assert answer.report.exact_tokens == answer.prompt_tokens - 1
+        assert_same(answer, plain(vlm, one))
+
+
 def test_an_image_behind_a_stored_chunk(vlm: Engine, tiering: Tiering, namespace: str) -> None:
     """The chunk stands behind another context than it was computed behind: it is blended."""
     text = "a question about the colour of the car is answered from documents that were found " * 3

@@ -16,26 +16,19 @@ from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Engine
 from semkv_rag.engine.tiering import Tiering
 from semkv_rag.errors import EngineError, OptionError
-from semkv_rag.tiers import Cascade, TierOptions
+from semkv_rag.tiers import TierOptions
 from tests.engine.answers import SAMPLING, assert_same, blended, plain
 from tests.engine.chunks import random_tokens, store_chunks
-from tests.tiers.prompts import WORDS
+from tests.engine.tiered import tiered
 
 TEXT = "Question : who leads Tre klim ? Answer :"
 
 
 @pytest.fixture
 def tiering(engine: Engine) -> Iterator[Tiering]:
-    """The tiers around the session's engine, as `Engine(…, tiers=…)` puts them there."""
-    assert engine.store is not None and engine._capturer is not None and engine._llm is not None
-    cascade = Cascade(
-        engine.store, engine.fingerprint, TierOptions(threshold=0.5), {"semantic": WORDS}
-    )
-    tiering = Tiering(cascade, engine._capturer, engine._llm)
-    engine._llm.tiering = tiering
-    yield tiering
-    engine._llm.tiering = None
-    tiering.close()
+    """The tiers around the session's engine."""
+    with tiered(engine, TierOptions(threshold=0.5)) as tiering:
+        yield tiering
 
 
 def stored(engine: Engine, namespace: str) -> int:
@@ -155,6 +148,24 @@ def test_what_reuses_chunks_is_not_captured(
     assert stored(engine, namespace) == 0
 
 
+def test_a_prompt_behind_a_stored_head_is_stored_whole(
+    engine: Engine, tiering: Tiering, namespace: str
+) -> None:
+    head = random_tokens(9020, 40)
+    first, second = (head + random_tokens(seed, 100) for seed in (9021, 9022))
+    blended(engine, first, namespace=namespace)
+    tiering.settle()
+    answer = blended(engine, second, namespace=namespace)
+    assert (answer.report.served_by, answer.report.exact_tokens) == (None, 40)
+    tiering.settle()
+    assert stored(engine, namespace) == 2
+    assert engine.store is not None and engine.store.verify().ok
+    engine.reset_prefix_cache()
+    again = blended(engine, second, namespace=namespace)
+    assert (again.report.served_by, again.report.exact_tokens) == ("exact_text", 139)
+    assert_same(again, plain(engine, second))
+
+
 def test_what_was_in_the_prefix_cache_is_stored_once_it_is_quiet(
     engine: Engine, tiering: Tiering, namespace: str
 ) -> None:
@@ -217,14 +228,11 @@ def test_a_prompt_observed_ahead(engine: Engine, tiering: Tiering, namespace: st
 
 
 def test_a_donor_answers_once_its_outcomes_allow_it(engine: Engine, namespace: str) -> None:
-    assert engine.store is not None and engine._capturer is not None and engine._llm is not None
+    donor = f"Please tell me : {TEXT}"
+    reuse = ReuseOptions(namespace=namespace)
     options = TierOptions(reuse="substitute", threshold=0.5, delta=0.05, capture=False)
-    cascade = Cascade(engine.store, engine.fingerprint, options, {"semantic": WORDS})
-    tiering = engine._llm.tiering = Tiering(cascade, engine._capturer, engine._llm)
-    try:
-        donor = f"Please tell me : {TEXT}"
+    with tiered(engine, options):
         engine.observe(donor, namespace=namespace)
-        reuse = ReuseOptions(namespace=namespace)
         first = engine.generate(TEXT, sampling=SAMPLING, reuse=reuse)
         explored = first.report.explored
         assert explored is not None and explored.namespace == namespace
@@ -238,9 +246,6 @@ def test_a_donor_answers_once_its_outcomes_allow_it(engine: Engine, namespace: s
         assert not engine.record(served[0].report, correct=True), "nothing was explored"
         assert served[0].report.donor == explored.donor
         assert_same(served[0], plain(engine, engine.tokenizer(donor).input_ids))
-    finally:
-        engine._llm.tiering = None
-        tiering.close()
 
 
 def test_without_tiers(engine: Engine, reader: Path) -> None:

@@ -86,3 +86,18 @@ def test_digest_tells_plans_apart(other: ReusePlan) -> None:
 def test_digest_of_equal_plans_is_equal() -> None:
     assert plan(EXACT, MOVED).digest() == plan(EXACT, MOVED, tokens=200).digest()
     assert len(plan(EXACT).digest()) == 32
+
+
+def test_an_exact_head() -> None:
+    first = Span("a", src=0, dst=0, length=20, exact=True)
+    second = Span("b", src=0, dst=20, length=10, base=20, exact=True)
+    behind_gap = replace(second, dst=21)
+    for spans, head in (
+        ([first], True),
+        ([first, second], True),
+        ([first, behind_gap], False),
+        ([replace(first, dst=1)], False),
+        ([first, replace(second, exact=False)], False),
+    ):
+        plan = make_plan(spans, 100, OPTIONS)
+        assert plan is not None and plan.is_exact_head is head
