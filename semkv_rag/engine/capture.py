@@ -8,6 +8,7 @@ writes its file, so that the next step does not wait for the disk.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from semkv_rag.errors import SemKVError
 from semkv_rag.reuse import Span, token_array
 from semkv_rag.store import ChunkFile, ChunkHeader, write_chunk
 from semkv_rag.store.layout import chunk_path
+
+logger = logging.getLogger(__name__)
 
 WRITERS = 2
 
@@ -176,6 +179,7 @@ class ChunkCapture:
                 self._writers.submit(self._write, buffer, self.model, _all_copied(buffer))
         self._step = []
 
+    @torch.inference_mode()  # as the memory was made; PyTorch forbids writing to it outside
     def _write(self, buffer: _Buffer, model: str, copied: torch.cuda.Event | None) -> None:
         task, rows = buffer.task, buffer.wanted
         try:
@@ -199,6 +203,9 @@ class ChunkCapture:
             self._add(Captured(task.ticket, write_chunk(path, header, layers)))
         except (OSError, SemKVError) as error:
             self._add(Captured(task.ticket, 0, f"the chunk could not be written: {error}"))
+        except Exception as error:  # whoever waits must be told
+            logger.exception("A captured chunk could not be written")
+            self._add(Captured(task.ticket, 0, f"the chunk could not be written: {error!r}"))
         finally:
             self._memory.give(tensor for pair in buffer.layers for tensor in pair)
 

@@ -148,22 +148,21 @@ def test_what_reuses_chunks_is_not_captured(
     assert stored(engine, namespace) == 0
 
 
-def test_a_prompt_behind_a_stored_head_is_stored_whole(
-    engine: Engine, tiering: Tiering, namespace: str
-) -> None:
+def test_a_prompt_behind_a_stored_head_is_stored_whole(engine: Engine, namespace: str) -> None:
     head = random_tokens(9020, 40)
     first, second = (head + random_tokens(seed, 100) for seed in (9021, 9022))
-    blended(engine, first, namespace=namespace)
-    tiering.settle()
-    answer = blended(engine, second, namespace=namespace)
-    assert (answer.report.served_by, answer.report.exact_tokens) == (None, 40)
-    tiering.settle()
-    assert stored(engine, namespace) == 2
-    assert engine.store is not None and engine.store.verify().ok
-    engine.reset_prefix_cache()
-    again = blended(engine, second, namespace=namespace)
-    assert (again.report.served_by, again.report.exact_tokens) == ("exact_text", 139)
-    assert_same(again, plain(engine, second))
+    with tiered(engine, TierOptions(threshold=0.99)) as tiering:
+        blended(engine, first, namespace=namespace)
+        tiering.settle()
+        answer = blended(engine, second, namespace=namespace)
+        assert (answer.report.served_by, answer.report.exact_tokens) == (None, 40)
+        tiering.settle()
+        assert stored(engine, namespace) == 2
+        assert engine.store is not None and engine.store.verify().ok
+        engine.reset_prefix_cache()
+        again = blended(engine, second, namespace=namespace)
+        assert (again.report.served_by, again.report.exact_tokens) == ("exact_text", 139)
+        assert_same(again, plain(engine, second))
 
 
 def test_what_was_in_the_prefix_cache_is_stored_once_it_is_quiet(
