@@ -18,6 +18,7 @@ import json
 import math
 import os
 import secrets
+from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -153,15 +154,15 @@ class TensorFile(Closing):
             self._file.close()
             raise
 
+    @abstractmethod
     def _check_entries(
         self, metadata: Mapping[str, str], entries: Mapping[str, TensorEntry]
     ) -> None:
         """Raise the format's error when the tensors are not those that such a file has."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _take_header(self, metadata: Mapping[str, str]) -> None:
         """Keep what the file says of itself, or raise the format's error when it cannot be."""
-        raise NotImplementedError
 
     def verify(self) -> None:
         """Read every tensor and compare its checksum.
