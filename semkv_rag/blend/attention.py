@@ -35,9 +35,8 @@ def question_attention(
     grouped = (queries.float() * scale).view(question, kv_heads, heads // kv_heads, head_dim)
     hidden = ~visible[:, None]
     pooled = torch.zeros(len(keys), device=keys.device)
-    for head in range(
-        kv_heads
-    ):  # one at a time: [question, group, keys] is the largest tensor here
+    # One at a time: [question, group, keys] is the largest tensor here.
+    for head in range(kv_heads):
         logits = grouped[:, head] @ keys[:, head].float().T
         if softcap:
             logits = torch.tanh(logits / softcap) * softcap

@@ -79,3 +79,23 @@ def tiers_of(
     chosen = options if isinstance(options, TierOptions) else TierOptions.from_mapping(options)
     chosen.check_layers(encoders or {SEMANTIC_LAYER})
     return chosen, encoders
+
+
+def plain_tiers(given: Any) -> Any:
+    """Options of the tiers as a mapping of all of their fields; whatever else is given, as it is.
+
+    All of them, so that none given are not mistaken for no tiers.
+
+    Raises:
+        OptionError: a field is unknown or cannot be what it is.
+    """
+    options = TierOptions.from_mapping(given) if isinstance(given, Mapping) else given
+    return options.to_mapping() if isinstance(options, TierOptions) else given
+
+
+def encoder_names(layers: Mapping[str, str | Encoder]) -> dict[str, str]:
+    """The names of encoders, by layer."""
+    return {
+        layer: encoder if isinstance(encoder, str) else encoder.name
+        for layer, encoder in layers.items()
+    }

@@ -23,8 +23,7 @@ from langchain_semkv import hints
 from semkv_rag.backend import Backend, LocalBackend, RemoteBackend, shared_engine
 from semkv_rag.config import ReuseOptions
 from semkv_rag.errors import OptionError
-from semkv_rag.tiers import TierOptions
-from semkv_rag.tiers.named import tiers_of
+from semkv_rag.tiers.named import encoder_names, plain_tiers, tiers_of
 
 API_KEY_VARIABLE = "SEMKV_API_KEY"
 
@@ -121,17 +120,11 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
     @field_validator("tiers", mode="before")
     @classmethod
     def _plain_tiers(cls, tiers: Any) -> Any:
-        """All of the fields, so that none given are not mistaken for no tiers."""
-        if isinstance(tiers, Mapping):
-            tiers = TierOptions.from_mapping(tiers)
-        return tiers.to_mapping() if isinstance(tiers, TierOptions) else tiers
+        return plain_tiers(tiers)
 
     @field_serializer("encoders")
     def _encoder_names(self, encoders: dict[str, Any]) -> dict[str, str]:
-        return {
-            layer: encoder if isinstance(encoder, str) else encoder.name
-            for layer, encoder in encoders.items()
-        }
+        return encoder_names(encoders)
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
