@@ -14,8 +14,28 @@ MAX_QUESTION_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
+class Preset:
+    """The options that decide what a blend costs and how close it comes, under one name."""
+
+    ratio: float
+    selector: str
+    check_layer: int
+
+
+# Chosen by the measurements in docs/quality.md; nowhere else is a default of these written down.
+BALANCED = Preset(ratio=0.15, selector="kv_deviation", check_layer=1)
+PRESETS: Mapping[str, Preset] = {
+    "fast": Preset(ratio=0.05, selector="kv_deviation", check_layer=1),
+    "balanced": BALANCED,
+    # Everything is computed but what is right as it is: exact spans, and vLLM's prefix cache.
+    "exact": replace(BALANCED, ratio=1.0),
+}
+PRESET_FIELDS = tuple(field.name for field in fields(Preset))
+
+
+@dataclass(frozen=True, slots=True)
 class ReuseOptions:
-    """How the stored KV of a prompt's chunks is reused.
+    """How the stored KV of a prompt's chunks is reused. The defaults are those of `balanced`.
 
     Attributes:
         enabled: False answers as plain vLLM does.
@@ -35,9 +55,9 @@ class ReuseOptions:
     """
 
     enabled: bool = True
-    ratio: float = 0.15
-    selector: str = "kv_deviation"
-    check_layer: int = 1
+    ratio: float = BALANCED.ratio
+    selector: str = BALANCED.selector
+    check_layer: int = BALANCED.check_layer
     question_tokens: int | None = None
     namespace: str = DEFAULT_NAMESPACE
     source_version: str = ""
@@ -67,18 +87,37 @@ class ReuseOptions:
         return {"none": 0.0, "all": 1.0}.get(self.selector, float(self.ratio))
 
     @classmethod
+    def preset(cls, name: str, **others: Any) -> ReuseOptions:
+        """The options of a preset, `fast`, `balanced` or `exact`, with `others` over them.
+
+        Raises:
+            OptionError: there is no such preset, an option is unknown, or a value out of its range.
+        """
+        return cls.from_mapping({"preset": name, **others})
+
+    @classmethod
     def from_mapping(
         cls, values: Mapping[str, Any], base: ReuseOptions | None = None
     ) -> ReuseOptions:
         """`base` (the defaults, when left out) with `values` over it.
 
+        Args:
+            values: options by name; `preset`, the name of one of `PRESETS`, stands for ratio,
+                selector and check layer, where these are not given themselves.
+
         Raises:
             OptionError: a key is unknown, or a value out of its range.
         """
-        known = {field.name for field in fields(cls)}
+        known = {"preset", *(field.name for field in fields(cls))}
         if unknown := set(values) - known:
             raise OptionError(f"unknown option {sorted(unknown)}: there are {sorted(known)}")
-        return replace(base or cls(), **values)
+        given = dict(values)
+        if "preset" in given:
+            name = given.pop("preset")
+            if not isinstance(name, str) or name not in PRESETS:
+                raise OptionError(f"preset is {name!r}: use one of {', '.join(PRESETS)}")
+            given = asdict(PRESETS[name]) | given
+        return replace(base or cls(), **given)
 
     def to_mapping(self) -> dict[str, Any]:
         """The options as plain JSON values."""
@@ -99,6 +138,16 @@ SELECTORS = (
     "k_deviation_published",
 )
 QUERY_AWARE = ("query_attention", "deviation_x_attention")
+
+
+def options_over(over: Mapping[str, Any], under: Mapping[str, Any]) -> dict[str, Any]:
+    """Two mappings of options as one: a preset in `over` stands above what `under` says of its fields.
+
+    None, as a value, is an option that was not set.
+    """
+    hidden = PRESET_FIELDS if over.get("preset") is not None else ()
+    merged = {name: value for name, value in under.items() if name not in hidden} | dict(over)
+    return {name: value for name, value in merged.items() if value is not None}
 
 
 def check_namespace(name: str) -> str:

@@ -9,10 +9,8 @@ import typer
 
 from semkv_rag.cli import options
 from semkv_rag.cli.output import data_only_stdout, print_json, say
-from semkv_rag.config import DEFAULT_NAMESPACE, SELECTORS, ReuseOptions
+from semkv_rag.config import DEFAULT_NAMESPACE
 from semkv_rag.corpus import read_document
-
-_DEFAULTS = ReuseOptions()
 
 
 def ask_command(
@@ -30,12 +28,10 @@ def ask_command(
     ] = None,
     head: Annotated[str, typer.Option(help="The text the prompt starts with.")] = "",
     namespace: options.Namespace = DEFAULT_NAMESPACE,
-    ratio: Annotated[
-        float, typer.Option(help="Recomputed reused tokens / reused tokens, 0 to 1.")
-    ] = _DEFAULTS.ratio,
-    selector: Annotated[
-        str, typer.Option(help=f"What picks them: {', '.join(SELECTORS)}.")
-    ] = _DEFAULTS.selector,
+    preset: options.Preset = None,
+    ratio: options.Ratio = None,
+    selector: options.Selector = None,
+    question_tokens: options.QuestionTokens = None,
     off: Annotated[bool, typer.Option("--off", help="Reuse nothing, as plain vLLM.")] = False,
     max_tokens: Annotated[int, typer.Option(min=1, help="The most tokens of the answer.")] = 256,
     engine_arg: options.EngineArgs = None,
@@ -46,7 +42,9 @@ def ask_command(
     The prompt is the head, the documents and the question, with an empty line between. With --json
     the reuse report is printed too.
     """
-    reuse = ReuseOptions(enabled=not off, ratio=ratio, selector=selector, namespace=namespace)
+    reuse = options.reuse_options(
+        preset, ratio, selector, question_tokens, namespace=namespace, enabled=not off
+    )
     parts = [head, *(read_document(path) for path in context or ()), question]
     prompt = "\n\n".join(part for part in parts if part)
     with data_only_stdout():

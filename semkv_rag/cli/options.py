@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from semkv_rag.config import DEFAULT_NAMESPACE, PRESETS, SELECTORS, ReuseOptions
 from semkv_rag.errors import OptionError, StoreError
 from semkv_rag.store import KVStore
 from semkv_rag.tiers import Encoder, TierOptions
@@ -47,6 +48,28 @@ EngineArgs: TypeAlias = Annotated[
         help="One of vLLM's engine arguments, such as dtype=float32; may be repeated.",
     ),
 ]
+Preset: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--preset",
+        help=f"{', '.join(PRESETS)}: ratio and selector under one name, where they are not given.",
+    ),
+]
+Ratio: TypeAlias = Annotated[
+    float | None,
+    typer.Option("--ratio", help="Recomputed reused tokens / reused tokens, 0 to 1."),
+]
+Selector: TypeAlias = Annotated[
+    str | None, typer.Option("--selector", help=f"What picks them: {', '.join(SELECTORS)}.")
+]
+QuestionTokens: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--question-tokens",
+        help="How many tokens at the prompt's end are the question, for selectors that look at it;"
+        " those behind the last chunk unless given.",
+    ),
+]
 Tiers: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -66,6 +89,30 @@ TierEncoders: TypeAlias = Annotated[
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def reuse_options(
+    preset: str | None,
+    ratio: float | None,
+    selector: str | None,
+    question_tokens: int | None = None,
+    *,
+    namespace: str = DEFAULT_NAMESPACE,
+    enabled: bool = True,
+) -> ReuseOptions:
+    """The options that a command was given; `balanced` where it was given none.
+
+    Raises:
+        OptionError: one of them cannot be used.
+    """
+    given = {
+        "preset": preset,
+        "ratio": ratio,
+        "selector": selector,
+        "question_tokens": question_tokens,
+    }
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return ReuseOptions.from_mapping(chosen, ReuseOptions(enabled=enabled, namespace=namespace))
 
 
 def open_store(root: Path, index_url: str | None, *, read_only: bool = False) -> KVStore:

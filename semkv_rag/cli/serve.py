@@ -9,10 +9,8 @@ from typing import Annotated
 import typer
 
 from semkv_rag.cli import options
-from semkv_rag.config import DEFAULT_NAMESPACE, SELECTORS, ReuseOptions, check_namespace
+from semkv_rag.config import DEFAULT_NAMESPACE, check_namespace
 from semkv_rag.errors import OptionError
-
-_DEFAULTS = ReuseOptions()
 
 
 def serve_command(
@@ -38,19 +36,17 @@ def serve_command(
         bool,
         typer.Option("--trust-request-namespace", help="Let a request name its namespace itself."),
     ] = False,
-    ratio: Annotated[
-        float, typer.Option(help="Recomputed reused tokens / reused tokens, 0 to 1.")
-    ] = _DEFAULTS.ratio,
-    selector: Annotated[
-        str, typer.Option(help=f"What picks them: {', '.join(SELECTORS)}.")
-    ] = _DEFAULTS.selector,
+    preset: options.Preset = None,
+    ratio: options.Ratio = None,
+    selector: options.Selector = None,
+    question_tokens: options.QuestionTokens = None,
     tiers: options.Tiers = None,
     tier_encoder: options.TierEncoders = None,
 ) -> None:
     """Serve a model with vLLM's OpenAI server, with reuse.
 
     The model stands first. Every option not listed here goes to vLLM as it is: --port, --dtype,
-    --max-model-len and all others. A request may choose ratio and selector, or switch reuse off.
+    --max-model-len and all others. A request may choose preset, ratio and selector, or switch reuse off.
     """
     tier_options, encoders = options.tier_options(tiers, tier_encoder)
     from semkv_rag.engine.serve import serve
@@ -59,7 +55,7 @@ def serve_command(
         model,
         store=store,
         index_url=index_url,
-        reuse=ReuseOptions(ratio=ratio, selector=selector, namespace=namespace),
+        reuse=options.reuse_options(preset, ratio, selector, question_tokens, namespace=namespace),
         namespace=namespace,
         api_key_namespaces=_read_api_keys(api_key_namespaces) if api_key_namespaces else None,
         trust_request_namespace=trust_request_namespace,

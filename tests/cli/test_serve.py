@@ -64,6 +64,21 @@ def test_reuse_options_are_checked(semkv: Semkv, served: dict[str, Any], tmp_pat
     assert not served
 
 
+def test_a_preset_under_what_is_given_beside_it(
+    semkv: Semkv, served: dict[str, Any], tmp_path: Path
+) -> None:
+    serve = ("serve", "m", "--store", tmp_path)
+    assert semkv(*serve, "--preset", "exact", "--selector", "random").code == 0
+    assert served["reuse"] == ReuseOptions(ratio=1.0, selector="random")
+    assert semkv(*serve, "--question-tokens", "12").code == 0
+    assert served["reuse"] == ReuseOptions(question_tokens=12)
+    served.clear()
+    outcome = semkv(*serve, "--preset", "best")
+    assert outcome.code == 2
+    assert "preset is 'best': use one of fast, balanced, exact" in outcome.err
+    assert not served
+
+
 def test_tiers(semkv: Semkv, served: dict[str, Any], tmp_path: Path) -> None:
     assert semkv("serve", "m", "--store", tmp_path).code == 0
     assert (served["tiers"], served["encoders"]) == (None, None)

@@ -21,13 +21,13 @@ from pydantic import (
 
 from langchain_semkv import hints
 from semkv_rag.backend import Backend, LocalBackend, RemoteBackend, shared_engine
-from semkv_rag.config import ReuseOptions
+from semkv_rag.config import ReuseOptions, options_over
 from semkv_rag.errors import OptionError
 from semkv_rag.tiers.named import encoder_names, plain_tiers, tiers_of
 
 API_KEY_VARIABLE = "SEMKV_API_KEY"
 
-_REUSE_FIELDS = ("ratio", "selector", "check_layer", "namespace")
+_REUSE_FIELDS = ("preset", "ratio", "selector", "check_layer", "question_tokens", "namespace")
 _OF_THE_ENGINE = ("store", "index_url", "engine_args", "chat_args")
 _TIERS = ("tiers", "encoders")
 
@@ -75,12 +75,16 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
 
     reuse: bool = True
     """False answers as plain vLLM does."""
+    preset: str | None = None
+    """`fast`, `balanced` or `exact`, for ratio, selector and check layer where these are not set."""
     ratio: float | None = None
     """Recomputed reused tokens / reused tokens, 0 to 1."""
     selector: str | None = None
     """The rule that picks the recomputed tokens."""
     check_layer: int | None = None
     """The layer whose KV deviation is compared."""
+    question_tokens: int | None = None
+    """How many tokens at the prompt's end are the question, for selectors that look at it."""
     namespace: str | None = None
     """The tenant whose chunks may be used."""
     hints: bool = True
@@ -243,8 +247,10 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
 
     def _reuse_options(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Those that were set; the others are the engine's or the server's to choose."""
-        options = {name: kwargs.get(name, getattr(self, name)) for name in _REUSE_FIELDS}
-        given = {name: value for name, value in options.items() if value is not None}
+        given = options_over(
+            {name: kwargs[name] for name in _REUSE_FIELDS if name in kwargs},
+            {name: getattr(self, name) for name in _REUSE_FIELDS},
+        )
         if not kwargs.get("reuse", self.reuse):
             given["enabled"] = False
         return given

@@ -35,6 +35,8 @@ def test_they_are_langchain_s_models() -> None:
         ({"model": "m", "ratio": 1.5}, "ratio is 1.5"),
         ({"model": "m", "selector": "best"}, "kv_deviation"),
         ({"model": "m", "check_layer": 0}, "check_layer"),
+        ({"model": "m", "preset": "best"}, "preset is 'best': use one of fast, balanced, exact"),
+        ({"model": "m", "question_tokens": 0}, "question_tokens is 0"),
         ({"model": "m", "namespace": ""}, "namespace"),
         ({"model": "m", "max_tokens": 0, "temperature": -1}, r"max_tokens.*temperature"),
         ({"model": "m", "timeout": 0}, "timeout"),
@@ -96,6 +98,8 @@ def test_what_decides_an_answer_is_in_the_cache_s_key() -> None:
         for options in (
             {},
             {"ratio": 0.3},
+            {"preset": "fast"},
+            {"question_tokens": 12},
             {"reuse": False},
             {"temperature": 1},
             {"store": "s"},
@@ -103,7 +107,19 @@ def test_what_decides_an_answer_is_in_the_cache_s_key() -> None:
             {"store": "s", "tiers": {"reuse": "substitute"}},
         )
     }
-    assert len(keys) == 7
+    assert len(keys) == 9
+
+
+@pytest.mark.parametrize("model", CLASSES)
+def test_a_preset_and_what_stands_above_it(model: type) -> None:
+    llm = model(model="m", preset="fast", ratio=0.4, question_tokens=12)
+    of_both = {"preset": "fast", "ratio": 0.4, "question_tokens": 12}
+    assert llm._reuse_options({}) == of_both
+    assert llm._reuse_options({"selector": "random"}) == of_both | {"selector": "random"}
+    # A call's preset is the whole of it: the object's ratio belongs to what it takes the place of.
+    exact = {"preset": "exact", "question_tokens": 12}
+    assert llm._reuse_options({"preset": "exact"}) == exact
+    assert llm._reuse_options({"preset": "exact", "ratio": 0.9}) == exact | {"ratio": 0.9}
 
 
 def test_tiers_as_options_or_as_their_fields() -> None:

@@ -25,6 +25,8 @@ def test_it_is_a_llama_index_llm() -> None:
         ({"model": "m", "ratio": 1.5}, "ratio is 1.5"),
         ({"model": "m", "selector": "best"}, "kv_deviation"),
         ({"model": "m", "check_layer": 0}, "check_layer"),
+        ({"model": "m", "preset": "best"}, "preset is 'best': use one of fast, balanced, exact"),
+        ({"model": "m", "question_tokens": 0}, "question_tokens is 0"),
         ({"model": "m", "namespace": ""}, "namespace"),
         ({"model": "m", "max_tokens": 0}, "max_tokens"),
         ({"model": "m", "temperature": -1}, "temperature"),
@@ -67,11 +69,24 @@ def test_an_event_s_payload_does_not_start_the_engine() -> None:
         "max_tokens": 256,
         "temperature": 0.0,
         "reuse": True,
+        "preset": None,
         "ratio": 0.2,
         "selector": None,
         "check_layer": None,
+        "question_tokens": None,
         "namespace": None,
     }
+
+
+def test_a_preset_and_what_stands_above_it() -> None:
+    llm = SemKV("m", preset="fast", ratio=0.4, question_tokens=12)
+    _, of_both = llm._options({"top_p": 0.9})
+    assert of_both == {"preset": "fast", "ratio": 0.4, "question_tokens": 12}
+    # A call's preset is the whole of it: the object's ratio belongs to what it takes the place of.
+    sampling, reuse = llm._options({"preset": "exact", "top_p": 0.9})
+    assert reuse == {"preset": "exact", "question_tokens": 12}
+    assert "preset" not in sampling and sampling["top_p"] == 0.9
+    assert SemKV.from_dict(llm.to_dict()).preset == "fast"
 
 
 def test_tiers_as_options_or_as_their_fields() -> None:

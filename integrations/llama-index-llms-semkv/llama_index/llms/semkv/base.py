@@ -50,7 +50,7 @@ from semkv_rag.backend import (
     RemoteBackend,
     shared_engine,
 )
-from semkv_rag.config import ReuseOptions
+from semkv_rag.config import ReuseOptions, options_over
 from semkv_rag.errors import OptionError
 from semkv_rag.tiers.named import encoder_names, plain_tiers, tiers_of
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 REPORT_KEY = "semkv"
 _ENGINE_FIELDS = ("index_url", "engine_args", "chat_args", "tiers", "encoders", "base_url")
-_REUSE_FIELDS = ("ratio", "selector", "check_layer", "namespace")
+_REUSE_FIELDS = ("preset", "ratio", "selector", "check_layer", "question_tokens", "namespace")
 
 
 class SemKV(StructuredPrediction):
@@ -124,6 +124,10 @@ class SemKV(StructuredPrediction):
         default=60.0, gt=0, description="The most seconds a server may take to answer."
     )
     reuse: bool = Field(default=True, description="False answers as plain vLLM does.")
+    preset: str | None = Field(
+        default=None,
+        description="fast, balanced or exact: ratio, selector and check layer where they are not set.",
+    )
     ratio: float | None = Field(
         default=None, description="Recomputed reused tokens / reused tokens, 0 to 1."
     )
@@ -132,6 +136,10 @@ class SemKV(StructuredPrediction):
     )
     check_layer: int | None = Field(
         default=None, description="The layer whose KV deviation is compared."
+    )
+    question_tokens: int | None = Field(
+        default=None,
+        description="Tokens of the question at the prompt's end, for selectors that look at it.",
     )
     namespace: str | None = Field(default=None, description="The tenant whose chunks may be used.")
     max_tokens: int = Field(
@@ -449,8 +457,10 @@ class SemKV(StructuredPrediction):
 
     def _reuse_options(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Those that were set; the others are the engine's or the server's to choose."""
-        options = {name: kwargs.get(name, getattr(self, name)) for name in _REUSE_FIELDS}
-        given = {name: value for name, value in options.items() if value is not None}
+        given = options_over(
+            {name: kwargs[name] for name in _REUSE_FIELDS if name in kwargs},
+            {name: getattr(self, name) for name in _REUSE_FIELDS},
+        )
         if not kwargs.get("reuse", self.reuse):
             given["enabled"] = False
         return given
