@@ -86,7 +86,8 @@ class BlendExecutor:
                 total=tensor_model_parallel_all_reduce,
                 highest=_highest_of_ranks,
             )
-            self._capture = ChunkCapture(self._root, layers, self._rank, self._ranks)
+            eager = self._config.model_config.enforce_eager
+            self._capture = ChunkCapture(self._root, layers, self._rank, self._ranks, eager)
             self.gate = run_gate(
                 self._blend_pass,
                 vocabulary=self._config.model_config.get_vocab_size(),
