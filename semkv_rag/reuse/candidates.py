@@ -63,6 +63,7 @@ class Candidates:
         self.low = np.maximum(np.maximum(self.diagonals, 0), before + 1)
         ends = np.minimum(self.diagonals + hits.lengths[one], prompt_tokens)
         self.high = np.minimum(ends, behind + window - 1)
+        self._stride = stride
         self._shortest = window + stride - 1
         self._open = self.high - self.low >= self._shortest
 
@@ -105,14 +106,14 @@ class Candidates:
         return self._longest_first(self._open & (reach[self.low] < self.high))
 
     def starts(self, exact_reach: IntArray) -> IntArray:
-        """Open candidates whose chunk may stand there from its first token, in the same order.
+        """Open candidates whose chunk may stand there almost from its first token, in the same order.
 
-        They may be exact, or stand behind more of their own context than a run at the same place.
+        They may be exact, or have a context that fits better than that of a run at the same place.
 
         Args:
             exact_reach: as for `cover`, of exact runs alone.
         """
-        at_start = self.low == self.diagonals
+        at_start = self.low - self.diagonals < self._stride
         return self._longest_first(self._open & at_start & (exact_reach[self.low] < self.high))
 
     def _longest_first(self, chosen: BoolArray) -> IntArray:

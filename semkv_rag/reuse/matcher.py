@@ -42,6 +42,9 @@ _SPARE = 64
 _EXTRA = 128
 """Candidates that are verified for what little they may add, and again for a better context."""
 
+_TOKENS_PER_CONTEXT = 64
+"""In long prompts a candidate for so many tokens is looked at for a better context."""
+
 _BATCH = 32
 """Candidates of those that are verified before the rest is judged again."""
 
@@ -153,8 +156,8 @@ class ChunkIndex:
         Returns:
             Spans of at least `shortest_run` tokens in prompt order, none overlapping another;
             chosen as `semkv_rag.reuse.overlap` says. Of chunks that hold the same tokens, the one
-            that is exact here is taken, else the one with most of its context to the left, else the
-            one whose hits reach furthest, else the oldest.
+            that is exact here is taken, else the one whose context fits best
+            (`semkv_rag.reuse.fit`), else the oldest.
         """
         tokens = np.asarray(prompt)
         if len(tokens) < self.shortest_run or not self._segments:
@@ -173,8 +176,9 @@ class ChunkIndex:
         while len(chosen := candidates.undecided(runs.reach)[: min(left, _BATCH)]):
             self._verify(candidates, chosen, runs)
             left -= len(chosen)
-        starts = candidates.starts(runs.exact_reach)[:_EXTRA]
-        self._verify(candidates, self._behind_context(tokens, candidates, starts), runs)
+        most = max(_EXTRA, len(tokens) // _TOKENS_PER_CONTEXT)
+        starts = candidates.starts(runs.exact_reach)[:most]
+        self._verify(candidates, self._better_contexts(candidates, starts, runs), runs)
         return resolve(runs.preferred_first(), self.shortest_run)
 
     def _add_block(self, numbers: Sequence[int], block: Sequence[TokenArray]) -> None:
@@ -250,18 +254,13 @@ class ChunkIndex:
             more,
         )
 
-    def _behind_context(self, prompt: Tokens, candidates: Candidates, starts: IntArray) -> IntArray:
-        """Those of `starts` that have the last token of their stored context to their left."""
+    def _better_contexts(self, candidates: Candidates, starts: IntArray, runs: Runs) -> IntArray:
+        """Those of `starts` whose stored context fits their place better than what is found there."""
         stored = self._stored(dict.fromkeys(candidates.numbers[starts].tolist()))
         chosen = []
         for index in starts.tolist():
-            at = int(candidates.diagonals[index])
             _, chunk = stored.get(int(candidates.numbers[index]), (None, None))
-            if chunk is not None and (
-                chunk.context[-1] == prompt[at - 1]
-                if at and len(chunk.context)
-                else at == len(chunk.context)
-            ):
+            if chunk is not None and runs.would_improve(chunk, int(candidates.diagonals[index])):
                 chosen.append(index)
         return np.array(chosen, dtype=np.int64)
 

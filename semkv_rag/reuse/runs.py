@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from semkv_rag.reuse.fit import Rank, rank
 from semkv_rag.reuse.plan import Span
 from semkv_rag.reuse.tokens import StoredTokens
 from semkv_rag.reuse.windows import IntArray, Tokens
@@ -20,7 +21,8 @@ class Runs:
     def __init__(self, prompt: Tokens, shortest: int) -> None:
         self._prompt = prompt
         self._shortest = shortest
-        self._found: list[tuple[int, int, Span]] = []  # context tokens to the left, number, span
+        self._found: list[tuple[Rank, int, Span]] = []  # how its context fits, number, span
+        self._worst: dict[int, Rank] = {}  # by diagonal
         self._ends = np.zeros(len(prompt) + 1, dtype=np.int64)
         self._exact_ends = np.zeros(len(prompt) + 1, dtype=np.int64)
 
@@ -40,27 +42,30 @@ class Runs:
         high = min(len(self._prompt), diagonal + len(stored.tokens))
         differ = self._prompt[low:high] != stored.tokens[low - diagonal : high - diagonal]
         bounds = np.concatenate(([low - 1], low + differ.nonzero()[0], [high]))
+        fit = rank(stored.context, self._prompt, diagonal)
         for index in (bounds[1:] - bounds[:-1] > self._shortest).nonzero()[0].tolist():
             dst, end = int(bounds[index]) + 1, int(bounds[index + 1])
-            base = len(stored.context)
-            left = self._left(stored, dst) if dst == diagonal else 0
-            exact = left == dst == base and dst == diagonal
+            exact = not fit.inexact and dst == diagonal
             if not exact:  # what has seen an image serves behind that very image alone
                 end = min(end, diagonal + stored.before_images)
                 if end - dst < self._shortest:
                     continue
-            span = Span(chunk_id, dst - diagonal, dst, end - dst, base, exact)
-            self._found.append((left, number, span))
+            span = Span(chunk_id, dst - diagonal, dst, end - dst, len(stored.context), exact)
+            self._found.append((fit, number, span))
+            self._worst[diagonal] = max(fit, self._worst.get(diagonal, fit))
             self._ends[dst] = max(self._ends[dst], end)
             if exact:
                 self._exact_ends[dst] = max(self._exact_ends[dst], end)
 
-    def preferred_first(self) -> list[Span]:
-        """All runs; of runs at the same place those with most context to the left, then oldest."""
-        return [span for _, _, span in sorted(self._found, key=lambda run: (-run[0], run[1]))]
+    def would_improve(self, stored: StoredTokens, diagonal: int) -> bool:
+        """Whether a chunk at `diagonal` has a context that fits better than one of a run found there.
 
-    def _left(self, stored: StoredTokens, dst: int) -> int:
-        """How many tokens of the stored context stand before `dst` in the prompt too."""
-        most = min(len(stored.context), dst)
-        differ = self._prompt[dst - most : dst] != stored.context[len(stored.context) - most :]
-        return int(np.argmax(differ[::-1])) if differ.any() else most
+        Where none was found there, the place lies inside other runs: then whether it fits at all.
+        """
+        fit = rank(stored.context, self._prompt, diagonal)
+        worst = self._worst.get(diagonal)
+        return fit < worst if worst is not None else not fit.inexact or fit.fitting < 0
+
+    def preferred_first(self) -> list[Span]:
+        """All runs; of runs at the same place those whose context fits best, then the oldest."""
+        return [span for _, _, span in sorted(self._found, key=lambda run: run[:2])]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from semkv_rag.reuse import Span, StoredTokens
 
 
@@ -78,3 +80,53 @@ def check_sound(
         assert span.base == len(context)
         assert span.exact == (list(prompt[: span.dst]) == context + tokens[: span.src])
         end = span.end
+
+
+def fitting(context: Sequence[int], prompt: Sequence[int], at: int) -> int:
+    """How many tokens of a context stand before `at`: each distance tried, token by token."""
+    size = len(context)
+    best = 0
+    for shift in range(-8, 9):
+
+        def same(place: int, shift: int = shift) -> bool:
+            there = at - size + place + shift
+            return 0 <= place < size and 0 <= there < at and context[place] == prompt[there]
+
+        runs = _true_runs([same(place) for place in range(size)])
+        for start, end in runs:
+            holds_window = size >= 16 and start <= size - 16 and end >= size - 8
+            ends_here = shift == 0 and end == size and (end - start >= 8 or start == 0)
+            if holds_window or ends_here:
+                best = max(best, end - start)
+    return best
+
+
+def _true_runs(flags: Sequence[bool]) -> list[tuple[int, int]]:
+    runs, start = [], 0
+    for place in range(len(flags) + 1):
+        if place == len(flags) or not flags[place]:
+            if place > start:
+                runs.append((start, place))
+            start = place + 1
+    return runs
+
+
+def check_best_context(
+    prompt: Sequence[int], store: Mapping[str, StoredTokens], spans: Sequence[Span]
+) -> None:
+    """Assert that no chunk of the same tokens would fit better where a span stands from its start."""
+
+    def rank(chunk: StoredTokens, at: int) -> tuple[bool, int, int]:
+        context = chunk.context.tolist()
+        exact = list(prompt[:at]) == context
+        return not exact, -fitting(context, prompt, at), len(context) or 1 << 62
+
+    for span in spans:
+        taken = store[span.chunk_id]
+        if span.src == 0:
+            best = min(
+                rank(other, span.dst)
+                for other in store.values()
+                if np.array_equal(other.tokens, taken.tokens)
+            )
+            assert rank(taken, span.dst) == best

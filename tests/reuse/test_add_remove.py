@@ -65,8 +65,8 @@ def test_adding_a_chunk_twice_changes_nothing(shelf: Shelf) -> None:
 
 
 def test_twin_takes_over_when_the_older_one_is_removed(shelf: Shelf) -> None:
-    shelf.put("old", A)
-    shelf.put("new", A, B)
+    shelf.put("old", A, B)
+    shelf.put("new", A, B[::-1])
     assert shelf.match([7, *A]) == [("old", 0, 1, 40, False)]
     shelf.index.remove(["old"])
     assert shelf.match([7, *A]) == [("new", 0, 1, 40, False)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -12,7 +13,13 @@ from hypothesis import strategies as st
 from semkv_rag.reuse import StoredTokens, matcher, token_array
 from semkv_rag.reuse.matcher import CROWD
 
-from .reference import check_sound, common_runs, greedy_tokens, most_tokens
+from .reference import (
+    check_best_context,
+    check_sound,
+    common_runs,
+    greedy_tokens,
+    most_tokens,
+)
 from .shelf import Shelf
 
 EMPTY = np.zeros(0, dtype=np.int32)
@@ -80,6 +87,7 @@ def test_matches_the_reference(
     runs = common_runs(prompt, store, shortest)
     if crowded(store, window):
         return
+    check_best_context(prompt, store, spans)
     # Every exact token that a span can take is taken, and then the most of the others.
     exact = [run for run in runs if run.exact]
     kept = [span for span in spans if span.exact]
@@ -90,6 +98,40 @@ def test_matches_the_reference(
     assert sum(span.length for span in spans if not span.exact) == best
     if not exact:
         assert best >= greedy_tokens(runs, shortest)
+
+
+@st.composite
+def variants_and_prompts(draw: st.DrawFn) -> tuple[dict[str, StoredTokens], list[int]]:
+    """Chunks stored behind several contexts, and a prompt of head, chunks and what joins them."""
+    tokens = itertools.count(draw(st.sampled_from([100, 10_000])))
+    head = list(itertools.islice(tokens, draw(st.sampled_from([0, 1, 9, 30]))))
+    sizes = draw(st.lists(st.sampled_from([4, 12, 20, 40]), min_size=2, max_size=5))
+    texts = [[*itertools.islice(tokens, size), 7] for size in sizes]
+    joint = draw(st.sampled_from([[], [8], [8, 9, 8], [8] * 9]))
+    stored = []
+    for text in texts:
+        before = [*texts, [], texts[0][-3:], texts[0][:-2], [7, 8]]
+        for neighbour in draw(st.lists(st.sampled_from(before), min_size=1, max_size=4)):
+            stored.append(StoredTokens(token_array(text), token_array(head + neighbour)))
+    prompt = list(head)
+    for text in draw(st.lists(st.sampled_from(texts), max_size=6)):
+        cut = draw(st.sampled_from([0, 0, 0, 1, 6]))
+        prompt += text[: len(text) - cut] + joint
+    store = {f"c{number}": chunk for number, chunk in enumerate(draw(st.permutations(stored)))}
+    return store, prompt
+
+
+@settings(max_examples=300, deadline=None)
+@given(drawn=variants_and_prompts(), window=WINDOWS)
+def test_the_variant_whose_context_fits_best_is_taken(
+    drawn: tuple[dict[str, StoredTokens], list[int]], window: int
+) -> None:
+    store, prompt = drawn
+    shelf = fill(store, window)
+    spans = shelf.index.match(token_array(prompt))
+    check_sound(prompt, store, spans, shelf.index.shortest_run)
+    if not crowded(store, window):
+        check_best_context(prompt, store, spans)
 
 
 @settings(max_examples=150, deadline=None)

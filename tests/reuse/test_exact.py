@@ -7,6 +7,7 @@ from .shelf import Shelf
 HEAD = list(range(100, 120))
 A = list(range(1000, 1040))
 B = list(range(2000, 2040))
+C = list(range(3000, 3040))
 
 
 def test_chunk_behind_its_own_context_is_exact(shelf: Shelf) -> None:
@@ -50,13 +51,32 @@ def test_of_several_contexts_the_exact_one_is_taken(shelf: Shelf) -> None:
     assert shelf.match(B + A) == [("other", 0, 40, 40, True)]
 
 
-def test_of_inexact_contexts_the_longest_match_to_the_left_is_taken(shelf: Shelf) -> None:
+def test_of_inexact_contexts_the_one_that_fits_best_is_taken(shelf: Shelf) -> None:
     shelf.put("none", A)
     shelf.put("short", A, B[-3:])
-    shelf.put("long", A, HEAD + B[-5:])
+    shelf.put("long", A, HEAD + B[-9:])
     shelf.put("foreign", A, HEAD)
     assert shelf.match([7, *B, *A]) == [("long", 0, 41, 40, False)]
-    assert shelf.match([7, 8, 9, *A]) == [("none", 0, 3, 40, False)]  # a draw: the oldest
+    assert shelf.match([7, *B[-4:], *A]) == [("short", 0, 5, 40, False)]
+    # None fits: the fewest foreign tokens, but no chunk that was its own attention sink.
+    assert shelf.match([7, 8, 9, *A]) == [("short", 0, 3, 40, False)]
+    shelf.index.remove(["short", "long", "foreign"])
+    assert shelf.match([7, 8, 9, *A]) == [("none", 0, 3, 40, False)]
+
+
+def test_the_neighbour_or_the_head_whichever_stands_there(shelf: Shelf) -> None:
+    between = [3, 4]
+    head = [*HEAD, *between]  # ends as every chunk does in a prompt
+    shelf.put("left", B, [*head, *A])
+    shelf.put("head", B, head)
+    for joint in ([], between, [3, 4, 5, 6]):
+        (span,) = shelf.match([7, 7, *A, *joint, *B])
+        assert span == ("left", 0, 42 + len(joint), 40, False)
+        (span,) = shelf.match([7, 7, *C, *joint, *B])
+        assert span == ("head", 0, 42 + len(joint), 40, False)
+    # What a tokenizer merges at the seams.
+    assert shelf.match([7, *A[:-1], 5, *B[1:]]) == [("left", 1, 41, 39, False)]
+    assert shelf.match([*head, *A, *B]) == [("left", 0, 62, 40, True)]
 
 
 def test_exact_span_wins_over_a_longer_inexact_one(shelf: Shelf) -> None:
