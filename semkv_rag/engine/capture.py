@@ -3,7 +3,8 @@
 The scheduler side says, step by step, which slots of the paged cache belong to which chunk; the tap
 sees the rows on their way to those slots and keeps them. Many chunks are captured in one batch, and a
 chunk may be prefilled over several steps. When all of a chunk's rows are there, a background thread
-writes its file, so that the next step does not wait for the disk.
+writes its file, so that the next step does not wait for the disk; a prompt's, which nobody waits for, as
+soon as the model pauses.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from semkv_rag.engine.capture_memory import CaptureMemory
+from semkv_rag.engine.lull import Lull
 from semkv_rag.engine.model_view import Layer
 from semkv_rag.engine.row_copy import RowCopier
 from semkv_rag.engine.threads import pool_beside_model
@@ -111,6 +113,7 @@ class ChunkCapture:
     rank: int
     world_size: int
     eager: bool
+    lull: Lull
     _buffers: dict[str, _Buffer] = field(default_factory=dict)
     _step: list[CaptureTask] = field(default_factory=list)
     _rows: list[tuple[_Buffer, slice, slice]] | None = None
@@ -120,6 +123,9 @@ class ChunkCapture:
     _lock: Lock = field(default_factory=Lock)
     _writers: ThreadPoolExecutor = field(
         default_factory=lambda: pool_beside_model(WRITERS, "semkv-write")
+    )
+    _prompt_writer: ThreadPoolExecutor = field(
+        default_factory=lambda: pool_beside_model(1, "semkv-write-prompt")
     )
     model: str = ""
 
@@ -183,9 +189,26 @@ class ChunkCapture:
             if buffer is None or missing:
                 error = f"{missing} of its tokens were not computed"
                 self._add(Captured(task.ticket, 0, error, incomplete=True))
+            elif task.kind == "prompt":
+                size = sum(tensor.nbytes for pair in buffer.layers for tensor in pair)
+                until = self.lull.hold(size)
+                self._prompt_writer.submit(
+                    self._write_in_lull, buffer, self.model, _all_copied(buffer), until, size
+                )
             else:
                 self._writers.submit(self._write, buffer, self.model, _all_copied(buffer))
         self._step = []
+
+    def _write_in_lull(
+        self,
+        buffer: _Buffer,
+        model: str,
+        copied: torch.cuda.Event | None,
+        until: float,
+        size_bytes: int,
+    ) -> None:
+        self.lull.wait(until, size_bytes)
+        self._write(buffer, model, copied)
 
     @torch.inference_mode()  # as the memory was made; PyTorch forbids writing to it outside
     def _write(self, buffer: _Buffer, model: str, copied: torch.cuda.Event | None) -> None:
@@ -255,6 +278,7 @@ class ChunkCapture:
         """Finish the files under way."""
         self._copier.close()
         self._writers.shutdown(wait=True)
+        self._prompt_writer.shutdown(wait=True)
 
 
 def _all_copied(buffer: _Buffer) -> torch.cuda.Event | None:

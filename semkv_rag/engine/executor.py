@@ -31,6 +31,7 @@ from semkv_rag.engine.capture import Captured, ChunkCapture
 from semkv_rag.engine.eager import EagerModel
 from semkv_rag.engine.gate import GateReport, run_gate
 from semkv_rag.engine.kv_tap import KVTap
+from semkv_rag.engine.lull import Lull
 from semkv_rag.engine.model_view import Unservable, model_layers
 from semkv_rag.engine.paged import PagedKV
 from semkv_rag.engine.transfer import BlendResult, StepMetadata
@@ -59,6 +60,7 @@ class BlendExecutor:
         self._tap: KVTap | None = None
         self._blend_pass: BlendPass | None = None
         self._capture: ChunkCapture | None = None
+        self._lull = Lull()
         self._step: StepMetadata | None = None
         self._results: dict[str, BlendResult] = {}
         self._failed_blocks: set[int] = set()
@@ -87,7 +89,9 @@ class BlendExecutor:
                 highest=_highest_of_ranks,
             )
             eager = self._config.model_config.enforce_eager
-            self._capture = ChunkCapture(self._root, layers, self._rank, self._ranks, eager)
+            self._capture = ChunkCapture(
+                self._root, layers, self._rank, self._ranks, eager, self._lull
+            )
             self.gate = run_gate(
                 self._blend_pass,
                 vocabulary=self._config.model_config.get_vocab_size(),
@@ -107,6 +111,7 @@ class BlendExecutor:
 
     def begin_step(self, metadata: StepMetadata) -> None:
         self._step = metadata
+        self._lull.begin_step()
         if metadata.ended and self._capture is not None:
             self._capture.forget(metadata.ended)
         if metadata.captures and self._capture is not None and self._tap is not None:
@@ -124,6 +129,7 @@ class BlendExecutor:
             assert self._tap is not None
             self._tap.handler = None
             self._capture.end_step()
+        self._lull.end_step()
         self._step = None
 
     def _blend(self, task: BlendTask, model: str) -> BlendResult:
