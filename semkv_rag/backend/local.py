@@ -11,7 +11,14 @@ from semkv_rag.backend.answers import StreamedAnswer, whole_part
 from semkv_rag.backend.fields import request_fields
 from semkv_rag.backend.types import Part, Prompt
 from semkv_rag.config import ReuseOptions
-from semkv_rag.corpus import OnProgress, PrecomputeResult, forget_sources, precompute_texts
+from semkv_rag.corpus import (
+    DEFAULT_CONTEXT,
+    ContextMode,
+    OnProgress,
+    PrecomputeResult,
+    forget_sources,
+    precompute_texts,
+)
 from semkv_rag.errors import OptionError
 from semkv_rag.store import KVStore
 from semkv_rag.store.identity import store_identity
@@ -112,6 +119,7 @@ class LocalBackend:
         *,
         namespace: str | None = None,
         head: str = "",
+        context: Sequence[ContextMode] = DEFAULT_CONTEXT,
         on_progress: OnProgress | None = None,
     ) -> PrecomputeResult:
         return precompute_texts(
@@ -119,6 +127,7 @@ class LocalBackend:
             documents,
             namespace=self._namespace(namespace),
             head=head,
+            context=context,
             on_progress=on_progress,
         )
 

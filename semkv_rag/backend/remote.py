@@ -15,7 +15,14 @@ from openai.types import Model
 from semkv_rag.backend.answers import StreamedAnswer, whole_part
 from semkv_rag.backend.fields import PARAMS_KEY, TRANSFER_FIELD, request_fields
 from semkv_rag.backend.types import Part, Prompt
-from semkv_rag.corpus import Failure, OnProgress, PrecomputeProgress, PrecomputeResult
+from semkv_rag.corpus import (
+    DEFAULT_CONTEXT,
+    ContextMode,
+    Failure,
+    OnProgress,
+    PrecomputeProgress,
+    PrecomputeResult,
+)
 from semkv_rag.errors import EngineError, OptionError
 
 
@@ -169,11 +176,13 @@ class RemoteBackend:
         *,
         namespace: str | None = None,
         head: str = "",
+        context: Sequence[ContextMode] = DEFAULT_CONTEXT,
         on_progress: OnProgress | None = None,
     ) -> PrecomputeResult:
         body = {
             "documents": [{"name": name, "chunks": list(texts)} for name, texts in documents],
             "head": head,
+            "context": list(context),
             **_namespace(namespace),
         }
         with self._errors(), self._ours():

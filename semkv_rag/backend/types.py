@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequen
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypedDict
 
+from semkv_rag.corpus.context import DEFAULT_CONTEXT, ContextMode
 from semkv_rag.corpus.progress import OnProgress, PrecomputeResult
 
 
@@ -129,6 +130,7 @@ class Backend(Protocol):
         *,
         namespace: str | None = None,
         head: str = "",
+        context: Sequence[ContextMode] = DEFAULT_CONTEXT,
         on_progress: OnProgress | None = None,
     ) -> PrecomputeResult:
         """Store the KV of texts that are cut already, as (source name, its chunks' texts).

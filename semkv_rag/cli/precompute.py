@@ -21,12 +21,15 @@ from semkv_rag.cli.output import (
 from semkv_rag.cli.progress_bar import ProgressBar
 from semkv_rag.config import DEFAULT_NAMESPACE
 from semkv_rag.corpus import (
+    CONTEXT_MODES,
     DEFAULT_CHUNK_TOKENS,
+    DEFAULT_CONTEXT,
     Capturer,
     LazyCapturer,
     PrecomputeResult,
     precompute,
 )
+from semkv_rag.corpus.context import context_modes
 from semkv_rag.store import KVStore
 
 
@@ -50,6 +53,13 @@ def precompute_command(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="The same, out of a file."),
     ] = None,
+    context: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"What stands to a chunk's left while it is computed: {', '.join(CONTEXT_MODES)};"
+            " may be repeated, a variant of each chunk for each. head unless given."
+        ),
+    ] = None,
     sync: Annotated[
         bool, typer.Option("--sync", help="Remove the folders' sources whose files are gone.")
     ] = False,
@@ -63,6 +73,7 @@ def precompute_command(
     """
     if head and head_file:
         raise typer.BadParameter("use --head or --head-file", param_hint="--head")
+    modes = context_modes(context or DEFAULT_CONTEXT)
     arguments = options.engine_args(engine_arg)
     with data_only_stdout(), ExitStack() as stack:
         kv_store = stack.enter_context(KVStore(store, index_url=index_url))
@@ -87,6 +98,7 @@ def precompute_command(
                 chunk_tokens=chunk_tokens,
                 overlap=overlap,
                 head=head_file.read_text(encoding="utf-8") if head_file else head,
+                context=modes,
                 sync=sync,
                 on_progress=bar.update,
             )

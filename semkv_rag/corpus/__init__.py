@@ -1,6 +1,7 @@
 """Documents to stored KV, offline: read, split, and run through the model once."""
 
 from semkv_rag.corpus.capture import CaptureItem, Capturer, CaptureResult
+from semkv_rag.corpus.context import CONTEXT_MODES, DEFAULT_CONTEXT, ContextMode, head_tokens
 from semkv_rag.corpus.lazy import LazyCapturer
 from semkv_rag.corpus.precompute import DEFAULT_CHUNK_TOKENS, precompute, precompute_texts
 from semkv_rag.corpus.progress import Failure, OnProgress, PrecomputeProgress, PrecomputeResult
@@ -9,10 +10,13 @@ from semkv_rag.corpus.sources import forget_sources
 from semkv_rag.corpus.split import TextChunk, split_text
 
 __all__ = [
+    "CONTEXT_MODES",
     "DEFAULT_CHUNK_TOKENS",
+    "DEFAULT_CONTEXT",
     "CaptureItem",
     "CaptureResult",
     "Capturer",
+    "ContextMode",
     "DocumentFile",
     "Failure",
     "FoundFiles",
@@ -23,6 +27,7 @@ __all__ = [
     "TextChunk",
     "find_files",
     "forget_sources",
+    "head_tokens",
     "precompute",
     "precompute_texts",
     "read_document",

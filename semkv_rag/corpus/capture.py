@@ -62,6 +62,11 @@ class Capturer(Protocol):
         ...
 
     @property
+    def max_model_len(self) -> int:
+        """The model's context window, in tokens."""
+        ...
+
+    @property
     def store(self) -> KVStore | None:
         """Where the chunk files are written; None when the engine was started without one."""
         ...

@@ -12,9 +12,9 @@ from semkv_rag.store import KVStore
 
 
 class LazyCapturer:
-    """A `Capturer` whose engine is started by its first `tokenizer` or `capture`.
+    """A `Capturer` whose engine is started by any use but for `store` and `fingerprint`.
 
-    A run over unchanged documents needs neither, and so costs no start-up.
+    A run over unchanged documents needs nothing else, and so costs no start-up.
 
     Args:
         store: the store the engine will write to.
@@ -51,6 +51,10 @@ class LazyCapturer:
     @property
     def tokenizer(self) -> Any:
         return self._engine.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        return self._engine.max_model_len
 
     def capture(
         self, items: Iterable[CaptureItem], *, in_flight: int = 64

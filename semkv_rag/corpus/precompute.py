@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,16 @@ from blake3 import blake3
 
 from semkv_rag.config import DEFAULT_NAMESPACE, check_namespace
 from semkv_rag.corpus.capture import CaptureItem, Capturer, CaptureResult
+from semkv_rag.corpus.context import (
+    DEFAULT_CONTEXT,
+    ContextMode,
+    Contexts,
+    context_modes,
+    head_tokens,
+)
 from semkv_rag.corpus.progress import Failure, OnProgress, PrecomputeProgress, PrecomputeResult
 from semkv_rag.corpus.readers import DocumentFile, find_files, is_markdown, read_document
+from semkv_rag.corpus.similar import MostSimilar
 from semkv_rag.corpus.split import check_sizes, split_text, tokenize
 from semkv_rag.errors import CorpusError, OptionError
 from semkv_rag.reuse.tokens import TokenArray, token_array
@@ -41,13 +49,14 @@ def precompute(
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
     overlap: int = 0,
     head: str = "",
+    context: Sequence[ContextMode] = DEFAULT_CONTEXT,
     sync: bool = False,
     on_progress: OnProgress | None = None,
 ) -> PrecomputeResult:
     """Store the KV of the documents under `paths`; what is in the store already costs nothing.
 
-    A document whose text, chunking and head are those of the last run is left alone. Of a changed
-    one just the new chunks are computed, and the chunks it no longer has are removed.
+    A document whose text, chunking, head and contexts are those of the last run is left alone. Of a
+    changed one just the new chunks are computed, and the chunks it no longer has are removed.
 
     Args:
         engine: computes the chunks; a `LazyCapturer` starts it only when there are any.
@@ -57,20 +66,24 @@ def precompute(
         overlap: the most tokens a chunk shares with the one before it.
         head: the text every prompt will start with. All chunks are computed behind its tokens, and
             it is stored itself, so that the head and the chunk that follows it need no recompute.
-            Empty: behind what the tokenizer puts before every prompt (BOS), if anything.
+            Empty: behind what the tokenizer puts before every prompt (BOS), else a neutral token.
+        context: what stands to a chunk's left, each mode a variant of its own: `head`, `left` (the head
+            and the chunk before it in its document) or `similar` (the head and the chunk most like it
+            among all that are given here). A chunk without such a neighbour stands behind the head.
         sync: remove the sources of the given folders whose files are gone.
         on_progress: called as the run goes on.
 
     Raises:
         CorpusError: a path does not exist or is of no known kind. A document that cannot be read
             is no error: it is in the result's `failures`.
-        OptionError: the chunking or the namespace makes no sense, or the engine has no store.
+        OptionError: the chunking, the contexts or the namespace make no sense, or the engine has no
+            store.
         StoreError: the store cannot be written. What was computed before is kept.
     """
     started = time.monotonic()
     check_sizes(chunk_tokens, overlap)
+    run = _Run(engine, namespace, head, context, on_progress)
     found = find_files(map(Path, paths))
-    run = _Run(engine, namespace, head, on_progress)
 
     def read(file: DocumentFile) -> _Document:
         text, markdown = read_document(file.path), is_markdown(file.path)
@@ -79,7 +92,7 @@ def precompute(
             chunks = split_text(text, tokenizer, chunk_tokens, overlap, markdown)
             return [chunk.text for chunk in chunks]
 
-        digest = _digest(engine.fingerprint, head, chunk_tokens, overlap, markdown, text)
+        digest = _digest(*run.settings, chunk_tokens, overlap, markdown, text)
         return _Document(file.name, digest, len(text), split)
 
     run.read([(file.name, partial(read, file)) for file in found.documents])
@@ -97,22 +110,24 @@ def precompute_texts(
     *,
     namespace: str = DEFAULT_NAMESPACE,
     head: str = "",
+    context: Sequence[ContextMode] = DEFAULT_CONTEXT,
     on_progress: OnProgress | None = None,
 ) -> PrecomputeResult:
     """Store the KV of texts that are cut already, given as (source name, its chunks' texts).
 
     For what is not a file, and for frameworks that split documents themselves. All else is as in
-    `precompute`: a source whose texts and head are those of the last call is left alone.
+    `precompute`: a source whose texts, head and contexts are those of the last call is left alone. Give
+    the texts of a source in its order: with `left` each is computed behind the one before.
 
     Raises:
-        OptionError: the namespace makes no sense, or the engine has no store.
+        OptionError: the contexts or the namespace make no sense, or the engine has no store.
         StoreError: the store cannot be written. What was computed before is kept.
     """
     started = time.monotonic()
-    run = _Run(engine, namespace, head, on_progress)
+    run = _Run(engine, namespace, head, context, on_progress)
 
     def read(name: str, texts: Sequence[str]) -> _Document:
-        digest = _digest(engine.fingerprint, head, *texts)
+        digest = _digest(*run.settings, *texts)
         return _Document(name, digest, sum(map(len, texts)), lambda _: texts)
 
     run.read([(name, partial(read, name, texts)) for name, texts in documents])
@@ -126,7 +141,12 @@ class _Document:
     name: str
     digest: str
     characters: int
-    chunks: Callable[[Any], Sequence[str]]  # with the tokenizer: the chunks' texts
+    split: Callable[[Any], Sequence[str]]  # with the tokenizer: the chunks' texts
+
+    def chunks(self, tokenizer: Any) -> list[TokenArray]:
+        """The tokens of its chunks, [tokens] each, without empty ones."""
+        arrays = (tokenize(tokenizer, text) for text in self.split(tokenizer))
+        return [tokens for tokens in arrays if tokens.size]
 
 
 @dataclass(slots=True, eq=False)
@@ -143,17 +163,24 @@ class _Run:
     """One run over some documents: first all are compared with the store, then the rest computed."""
 
     def __init__(
-        self, engine: Capturer, namespace: str, head: str, on_progress: OnProgress | None
+        self,
+        engine: Capturer,
+        namespace: str,
+        head: str,
+        context: Sequence[ContextMode],
+        on_progress: OnProgress | None,
     ) -> None:
         if engine.store is None:
             raise OptionError("the engine was started without a store: give it one")
         self.result = PrecomputeResult()
+        self._modes = context_modes(context)
         self._engine = engine
         self._model = engine.fingerprint
         self._store = engine.store
         self._namespace = check_namespace(namespace)
         self._head = head
         self._on_progress = on_progress
+        self._corpus: list[_Document] = []  # all that were read, where chunks hang on all of them
         self._pending: deque[_Document] = deque()
         self._waiting: dict[str, list[_Work]] = {}  # chunk id -> the documents it belongs to
         self._written: list[ChunkKey] = []  # not in the index yet
@@ -164,22 +191,38 @@ class _Run:
         self._characters_to_do = 0
         self._characters_done = 0.0
 
+    @property
+    def settings(self) -> tuple[object, ...]:
+        """What decides on a source's chunks beside its own text; part of its digest."""
+        return self._model, self._head, self._modes
+
     def read(self, sources: Sequence[tuple[str, Callable[[], _Document]]]) -> None:
         """Read each source (its name, what reads it) and find those that are new or changed."""
         self.result.documents = len(sources)
+        whole_corpus = "similar" in self._modes
         for number, (name, read) in enumerate(sources, 1):
             try:
                 document = read()
             except CorpusError as error:
                 self.result.failures.append(Failure(name, str(error)))
             else:
-                if self._is_stored(document):
-                    self.result.unchanged += 1
+                if whole_corpus:
+                    self._corpus.append(document)
                 else:
-                    self._pending.append(document)
+                    self._compare(document)
             if self._on_progress:
                 share = number / len(sources)
                 self._on_progress(PrecomputeProgress("reading", number, len(sources), share))
+        # A chunk most like another may be any document's: each has to be looked at when one changes.
+        together = sorted(document.digest for document in self._corpus)
+        for document in self._corpus:
+            self._compare(replace(document, digest=_digest(document.digest, *together)))
+
+    def _compare(self, document: _Document) -> None:
+        if self._is_stored(document):
+            self.result.unchanged += 1
+        else:
+            self._pending.append(document)
 
     def _is_stored(self, document: _Document) -> bool:
         source = self._store.source(self._model, self._namespace, document.name)
@@ -198,9 +241,10 @@ class _Run:
             return
         tokenizer = self._engine.tokenizer  # the first thing that needs a running engine
         started = time.monotonic()
+        contexts = self._contexts(tokenizer)
         while self._pending:
             try:
-                for result in self._engine.capture(self._items(tokenizer)):
+                for result in self._engine.capture(self._items(tokenizer, contexts)):
                     self._take(result)
             finally:
                 self._commit()
@@ -215,18 +259,27 @@ class _Run:
                 self._store.remove_source(self._model, self._namespace, source.name)
                 self.result.removed += 1
 
-    def _items(self, tokenizer: Any) -> Iterator[CaptureItem]:
+    def _items(self, tokenizer: Any, contexts: Contexts) -> Iterator[CaptureItem]:
         """What the pending documents lack, found out only as the engine gets to it."""
-        context = tokenize(tokenizer, self._head, special=True)
-        head = [self._item("head", context, token_array([]))] if self._head else []
+        is_stored = bool(tokenize(tokenizer, self._head).size)
+        head = [self._item("head", contexts.head, token_array([]))] if is_stored else []
         while self._pending:
             document = self._pending.popleft()
-            arrays = (tokenize(tokenizer, text) for text in document.chunks(tokenizer))
-            chunks = [self._item("document", tokens, context) for tokens in arrays if tokens.size]
+            variants = contexts.variants(document.chunks(tokenizer))
+            chunks = [self._item("document", tokens, context) for tokens, context in variants]
             # The head belongs to every document behind it, and so goes with the last of them.
             yield from self._enter(document, [*head, *chunks] if chunks else [])
             self._commit_when_due()
             self._tell()
+
+    def _contexts(self, tokenizer: Any) -> Contexts:
+        similar = None
+        if self._corpus:
+            corpus = (tokens for document in self._corpus for tokens in document.chunks(tokenizer))
+            similar = MostSimilar(corpus)
+        # vLLM takes a prompt that leaves room for one token of an answer.
+        longest = self._engine.max_model_len - 1
+        return Contexts(self._modes, head_tokens(tokenizer, self._head), longest, similar)
 
     def _item(self, kind: str, tokens: TokenArray, context: TokenArray) -> CaptureItem:
         id_ = chunk_id(self._model, self._namespace, context, tokens)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from semkv_rag.config import check_namespace
 from semkv_rag.corpus.capture import CaptureItem
+from semkv_rag.corpus.context import head_tokens
 from semkv_rag.corpus.split import tokenize
 from semkv_rag.engine.catalogue import Catalogue
 from semkv_rag.errors import SemKVError
@@ -117,7 +118,7 @@ class Hints:
             # A heading that many texts share does not make this one a stored one.
             if room and 2 * sum(span.length for span in spans) < len(tokens):
                 room -= 1
-                context = tokenize(self._capturer.tokenizer, "", special=True)
+                context = head_tokens(self._capturer.tokenizer)
                 model = self._capturer.fingerprint
                 id_ = chunk_id(model, hint.namespace, context, tokens)
                 item = CaptureItem(id_, hint.namespace, "document", tokens, context)

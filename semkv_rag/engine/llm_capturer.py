@@ -54,6 +54,7 @@ class LLMCapturer:
         self.fingerprint = fingerprint
         self.description = description
         self.tokenizer: Any = llm.get_tokenizer()
+        self.max_model_len: int = llm.model_config.max_model_len
         self._llm = llm
         self._loop = loop
         self._gate = gate

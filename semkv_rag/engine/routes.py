@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -27,7 +27,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from semkv_rag.corpus import PrecomputeProgress, forget_sources, precompute_texts
+from semkv_rag.corpus import (
+    DEFAULT_CONTEXT,
+    ContextMode,
+    PrecomputeProgress,
+    forget_sources,
+    precompute_texts,
+)
+from semkv_rag.corpus.context import context_modes
 from semkv_rag.engine.llm_capturer import LLMCapturer
 from semkv_rag.engine.tenants import OWN, Tenancy, api_key, key_digest
 from semkv_rag.errors import OptionError, SemKVError
@@ -146,17 +153,24 @@ class Routes:
         return JSONResponse({"noted": noted})
 
     async def _precompute(self, request: Request) -> Response:
-        body = await _body(request, {"documents"}, {"namespace", "head"})
+        body = await _body(request, {"documents"}, {"namespace", "head", "context"})
         documents = _documents(body["documents"])
         head = body.get("head") or ""
         if not isinstance(head, str):
             raise OptionError("head is a text")
         namespace = self._namespace(request, body.get("namespace"))
-        events = self._run(documents, namespace, head)
+        context = body.get("context", DEFAULT_CONTEXT)
+        if not isinstance(context, list | tuple):
+            raise OptionError('context is a list of modes: ["head", "left"]')
+        events = self._run(documents, namespace, head, context_modes(context))
         return StreamingResponse(events, media_type="text/event-stream")
 
     async def _run(
-        self, documents: list[tuple[str, list[str]]], namespace: str, head: str
+        self,
+        documents: list[tuple[str, list[str]]],
+        namespace: str,
+        head: str,
+        context: Sequence[ContextMode],
     ) -> AsyncIterator[str]:
         """The events of a run. Leaving it stops the run."""
         loop = asyncio.get_running_loop()
@@ -175,7 +189,12 @@ class Routes:
         def work() -> None:
             try:
                 result = precompute_texts(
-                    self._capturer, documents, namespace=namespace, head=head, on_progress=tell
+                    self._capturer,
+                    documents,
+                    namespace=namespace,
+                    head=head,
+                    context=context,
+                    on_progress=tell,
                 )
                 put({"result": asdict(result)})
             except Exception as error:

@@ -3,7 +3,7 @@
 What precompute does with an engine is under test here, not what an engine computes.
 
 Run as a program it precomputes a folder and kills itself on the way, as an operator or the kernel
-would: `python -m tests.corpus.made_up_engine STORE FOLDER CHUNKS`.
+would: `python -m tests.corpus.made_up_engine STORE FOLDER CHUNKS [CONTEXT…]`.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class MadeUpEngine:
     """
 
     fingerprint = FINGERPRINT
+    max_model_len = 64
 
     def __init__(self, store: KVStore, *, bos: bool = True) -> None:
         self.store = store
@@ -92,6 +93,7 @@ class MadeUpEngine:
 
 def main() -> None:
     root, folder, chunks = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    context = sys.argv[4:] or ["head"]
     with KVStore(root) as store:
         engine = MadeUpEngine(store)
 
@@ -100,7 +102,7 @@ def main() -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         engine.before_write = kill
-        precompute(engine, [folder], chunk_tokens=8)
+        precompute(engine, [folder], chunk_tokens=8, context=context)
 
 
 if __name__ == "__main__":

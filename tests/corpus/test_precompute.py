@@ -54,12 +54,6 @@ def test_chunks_stand_behind_what_every_prompt_starts_with(
     assert not any(BOS in item.tokens for item in engine.captured)
 
 
-def test_without_bos_and_head_chunks_stand_alone(docs: Path, store: KVStore) -> None:
-    engine = MadeUpEngine(store, bos=False)
-    run(engine, docs)
-    assert {tuple(item.context) for item in engine.captured} == {()}
-
-
 def test_a_head_is_the_chunks_context_and_a_chunk_itself(
     docs: Path, engine: MadeUpEngine, store: KVStore
 ) -> None:
@@ -129,7 +123,9 @@ def _all_tokens(store: KVStore) -> dict[str, object]:
     return store.tokens(FINGERPRINT, "default", [record.id for record in store.chunks()])
 
 
-@pytest.mark.parametrize("change", [{"chunk_tokens": 16}, {"overlap": 4}, {"head": "w1"}])
+@pytest.mark.parametrize(
+    "change", [{"chunk_tokens": 16}, {"overlap": 4}, {"head": "w1"}, {"context": ("left",)}]
+)
 def test_other_parameters_make_other_chunks(
     docs: Path, engine: MadeUpEngine, change: dict[str, object]
 ) -> None:
@@ -255,6 +251,10 @@ def test_what_makes_no_sense_is_refused_before_anything_is_read(
         run(engine, docs, overlap=8)
     with pytest.raises(OptionError):
         run(engine, docs, namespace="")
+    with pytest.raises(OptionError, match="'right': use head, left, similar"):
+        run(engine, docs, context=("head", "right"))
+    with pytest.raises(OptionError, match="use one or more of"):
+        run(engine, docs, context=())
     with pytest.raises(CorpusError):
         run(engine, tmp_path / "nowhere", sync=True)
     engine.store = None  # type: ignore[assignment]

@@ -44,7 +44,8 @@ class SemKVIndex(DocumentIndex):
     vector_store: VectorStore | None = None
     """Gets the same documents; None keeps their KV alone."""
     head: str = ""
-    """The text every prompt will start with."""
+    """The text every prompt will start with. Documents are computed behind it alone: for other contexts
+    use `SemKVPrecompute`, which is given a source as a whole."""
     document_prompt: BasePromptTemplate[str] | None = None
     """How the chain writes a document into its prompt, when it writes more than its text."""
     namespace: str | None = None
@@ -63,7 +64,10 @@ class SemKVIndex(DocumentIndex):
         ]
         by_id = {str(document.id): document for document in documents}
         texts = {id_: [as_prompted(one, self.document_prompt)] for id_, one in by_id.items()}
-        result = store(self._model, texts, namespace=self.namespace, head=self.head)
+        # A document alone has no neighbour, and who is similar may not hang on what comes together.
+        result = store(
+            self._model, texts, namespace=self.namespace, head=self.head, context=("head",)
+        )
         if self.vector_store is not None:
             self.vector_store.add_documents(list(by_id.values()), ids=list(by_id), **kwargs)
         failed = {failure.source for failure in result.failures}

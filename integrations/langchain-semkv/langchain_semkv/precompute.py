@@ -11,7 +11,8 @@ from langchain_core.documents import BaseDocumentTransformer, Document
 from langchain_core.prompts import BasePromptTemplate, format_document
 
 from langchain_semkv.base import SemKVModel
-from semkv_rag.corpus import PrecomputeResult
+from semkv_rag.corpus import DEFAULT_CONTEXT, ContextMode, PrecomputeResult
+from semkv_rag.corpus.context import context_modes
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,9 @@ class SemKVPrecompute(BaseDocumentTransformer):
         llm: whose model computes them, into its store.
         head: the text every prompt will start with, such as a system prompt as the chat template
             writes it; see semkv-rag's `docs/precompute.md`.
+        context: what stands to a chunk's left while it is computed, a variant of it for each: `head`,
+            `left` (the document before it of the same source) or `similar` (the one most like it among
+            those of one call); see the same page.
         document_prompt: how the chain writes a document into its prompt, when it writes more than
             its text: the `document_prompt` of `create_stuff_documents_chain`.
         source_key: the metadata's key that names a document's source.
@@ -45,12 +49,14 @@ class SemKVPrecompute(BaseDocumentTransformer):
         llm: SemKVModel[Any],
         *,
         head: str = "",
+        context: Sequence[ContextMode] = DEFAULT_CONTEXT,
         document_prompt: BasePromptTemplate[str] | None = None,
         source_key: str = "source",
         namespace: str | None = None,
     ) -> None:
         self._llm = llm
         self._head = head
+        self._context = context_modes(context)
         self._document_prompt = document_prompt
         self._source_key = source_key
         self._namespace = namespace
@@ -69,7 +75,9 @@ class SemKVPrecompute(BaseDocumentTransformer):
         for document in documents:
             text = as_prompted(document, self._document_prompt)
             sources.setdefault(self._source(document, text), []).append(text)
-        self.result = store(self._llm, sources, namespace=self._namespace, head=self._head)
+        self.result = store(
+            self._llm, sources, namespace=self._namespace, head=self._head, context=self._context
+        )
         return documents
 
     def _source(self, document: Document, text: str) -> str:
@@ -88,10 +96,11 @@ def store(
     *,
     namespace: str | None,
     head: str,
+    context: Sequence[ContextMode],
 ) -> PrecomputeResult:
     """Store sources, given as name and texts; what failed is logged, too."""
     result = llm.backend().store_texts(
-        list(sources.items()), namespace=namespace or llm.namespace, head=head
+        list(sources.items()), namespace=namespace or llm.namespace, head=head, context=context
     )
     for failure in result.failures:
         logger.warning("the KV of %s is not stored: %s", failure.source, failure.reason)

@@ -146,6 +146,19 @@ def test_a_transformer_stores_and_passes_on(engine: Engine, llm: ChatSemKV, kept
     assert kept.chunks().items() < before.items(), "what a source no longer has is gone"
 
 
+def test_documents_behind_the_one_before_of_their_source(llm: ChatSemKV, kept: Kept) -> None:
+    texts = {name: parts[:2] for name, parts in _texts().items()}
+    SemKVPrecompute(llm).transform_documents(_documents(texts))
+    alone = kept.chunks()
+    step = SemKVPrecompute(llm, context=["left", "head"])
+    step.transform_documents(_documents(texts))
+    assert step.result is not None
+    assert step.result.chunks_captured == len(texts), "the second of each, behind the first"
+    assert kept.chunks().items() > alone.items()
+    with pytest.raises(OptionError, match="use head, left, similar"):
+        SemKVPrecompute(llm, context=["right"])  # type: ignore[list-item]
+
+
 async def test_what_the_chain_writes_is_what_is_stored(
     engine: Engine, llm: ChatSemKV, namespace: str
 ) -> None:

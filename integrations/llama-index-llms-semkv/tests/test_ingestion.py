@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from llama_index.core import Document, SummaryIndex, VectorStoreIndex
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -14,10 +15,12 @@ from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.llms.semkv import KVPrecompute, SemKV, precompute_index
 
+from semkv_rag.corpus import head_tokens
 from semkv_rag.corpus.split import tokenize
 from semkv_rag.engine import Engine
 from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.report import ReuseReport
+from semkv_rag.reuse import TokenArray
 from semkv_rag.store import chunk_id
 
 A = "The Tre klim school is led by Ivan . It has a violet flag ."
@@ -95,8 +98,11 @@ def stored(engine: Engine, namespace: str) -> dict[str, float]:
 
 
 def id_of(engine: Engine, namespace: str, text: str) -> str:
-    empty = tokenize(engine.tokenizer, "", special=True)
-    return chunk_id(engine.fingerprint, namespace, empty, tokenize(engine.tokenizer, text))
+    return behind(engine, namespace, head_tokens(engine.tokenizer), text)
+
+
+def behind(engine: Engine, namespace: str, context: TokenArray, text: str) -> str:
+    return chunk_id(engine.fingerprint, namespace, context, tokenize(engine.tokenizer, text))
 
 
 def report(llm: SemKV, text: str) -> ReuseReport:
@@ -182,6 +188,29 @@ def test_a_chunk_right_behind_the_head_is_exact(llm: SemKV) -> None:
     KVPrecompute(llm=llm, head=head)([TextNode(text=A)])
     seen = report(llm, head + A)
     assert seen.exact_tokens == llm.count_tokens(head + A)
+
+
+def test_nodes_behind_the_node_before(engine: Engine, namespace: str, llm: SemKV) -> None:
+    cache = IngestionCache()
+
+    def run(*context: str) -> None:
+        steps = [Paragraphs(), KVPrecompute(llm=llm, context=context)]
+        IngestionPipeline(transformations=steps, cache=cache).run(
+            documents=documents(one=f"{A}\n\n{B}", two=C)
+        )
+
+    run("head")
+    heads = {id_of(engine, namespace, text) for text in (A, B, C)}
+    assert stored(engine, namespace).keys() == heads
+    run("head", "left")  # the pipeline's cache knows that this is another step
+    neighbour = np.concatenate((head_tokens(engine.tokenizer), tokenize(engine.tokenizer, A)))
+    left = behind(engine, namespace, neighbour, B)
+    assert stored(engine, namespace).keys() == heads | {left}
+    assert left in report(llm, f"Nobody knows why . {A} {B}").chunk_ids
+    with pytest.raises(ValueError, match="context"):
+        KVPrecompute(llm=llm, context=("right",))
+    index = SummaryIndex([TextNode(text=text) for text in (A, B)])
+    assert precompute_index(index, llm, context=("left",)).failures == []
 
 
 def test_the_cache_hides_no_needed_run(engine: Engine, namespace: str, llm: SemKV) -> None:

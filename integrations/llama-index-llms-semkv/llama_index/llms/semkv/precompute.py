@@ -14,7 +14,7 @@ from llama_index.llms.semkv.deletions import follow_deletions
 from llama_index.llms.semkv.hints import seen_texts
 from llama_index.llms.semkv.routing import Routed, Window
 
-from semkv_rag.corpus import PrecomputeResult
+from semkv_rag.corpus import DEFAULT_CONTEXT, ContextMode, PrecomputeResult
 from semkv_rag.errors import EngineError, OptionError
 
 Documents = Sequence[tuple[str, Sequence[str]]]
@@ -49,6 +49,12 @@ class KVPrecompute(TransformComponent):
         default="",
         description="The text every prompt starts with: a chunk right behind it is exact.",
     )
+    context: tuple[ContextMode, ...] = Field(
+        default=DEFAULT_CONTEXT,
+        min_length=1,
+        description="What stands to a node's left while it is computed, a variant of it for each: head,"
+        " left (the node before it of its document), similar (the one most like it in the same run).",
+    )
 
     _window: Window | None = PrivateAttr(default=None)
 
@@ -72,6 +78,7 @@ class KVPrecompute(TransformComponent):
             "store": self.llm.backend().store_id(),
             "namespace": self.llm.namespace,
             "head": self.head,
+            "context": sorted(set(self.context)),
         }
 
     def __call__(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
@@ -83,7 +90,7 @@ class KVPrecompute(TransformComponent):
 
     def store(self, documents: Documents) -> PrecomputeResult:
         """Store documents, given as (`ref_doc_id`, its chunks' texts)."""
-        return _store(self.llm, documents, self.head)
+        return _store(self.llm, documents, self.head, self.context)
 
     def forget(self, ref_doc_ids: Iterable[str]) -> int:
         """Remove documents; how many of them were there.
@@ -99,19 +106,26 @@ class KVPrecompute(TransformComponent):
         return Routed, (self._window.address, self.to_dict())
 
 
-def precompute_index(index: BaseIndex[Any], llm: SemKV, *, head: str = "") -> PrecomputeResult:
+def precompute_index(
+    index: BaseIndex[Any],
+    llm: SemKV,
+    *,
+    head: str = "",
+    context: Sequence[ContextMode] = DEFAULT_CONTEXT,
+) -> PrecomputeResult:
     """Store the KV of all nodes of an index that is there already.
 
     Costs nothing for documents that are stored and unchanged, so it may be called at each start.
 
     Args:
         head: the text every prompt starts with: a chunk right behind it is exact.
+        context: as of `KVPrecompute`; `left` needs an index that lists a document's nodes in order.
 
     Raises:
         OptionError: the index's nodes cannot be listed, or the model has no store.
         EngineError: the model cannot be served with reuse, or a document could not be stored.
     """
-    return _store(llm, by_document(_nodes(index)), head)
+    return _store(llm, by_document(_nodes(index)), head, context)
 
 
 def by_document(nodes: Iterable[BaseNode]) -> list[tuple[str, list[str]]]:
@@ -122,8 +136,12 @@ def by_document(nodes: Iterable[BaseNode]) -> list[tuple[str, list[str]]]:
     return list(documents.items())
 
 
-def _store(llm: SemKV, documents: Documents, head: str) -> PrecomputeResult:
-    result = llm.backend().store_texts(documents, namespace=llm.namespace, head=head)
+def _store(
+    llm: SemKV, documents: Documents, head: str, context: Sequence[ContextMode]
+) -> PrecomputeResult:
+    result = llm.backend().store_texts(
+        documents, namespace=llm.namespace, head=head, context=context
+    )
     if result.failures:
         first = result.failures[0]
         raise EngineError(

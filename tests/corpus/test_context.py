@@ -1,0 +1,221 @@
+"""What stands to the left of a chunk while it is computed, and what a changed neighbour changes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from semkv_rag.corpus import CONTEXT_MODES, PrecomputeResult, precompute, precompute_texts
+from semkv_rag.corpus.context import context_modes, head_tokens
+from semkv_rag.errors import OptionError
+from semkv_rag.store import KVStore
+from tests.corpus.conftest import sentence
+from tests.corpus.made_up_engine import BOS, FINGERPRINT, MadeUpEngine, word_tokenizer
+
+BOTH = ("head", "left")
+
+
+def run(engine: MadeUpEngine, *paths: Path, **options: object) -> PrecomputeResult:
+    return precompute(engine, paths, **{"chunk_tokens": 8, **options})  # type: ignore[arg-type]
+
+
+def variants(engine: MadeUpEngine) -> set[tuple[str, str]]:
+    """The captured document chunks as (context, chunk), without the head's first token."""
+    decode = engine.tokenizer.decode
+    return {
+        (decode(item.context).removeprefix("<s>").strip(), decode(item.tokens))
+        for item in engine.captured
+        if item.kind == "document"
+    }
+
+
+def stored(store: KVStore) -> set[str]:
+    return {record.id for record in store.chunks()}
+
+
+def listed(store: KVStore) -> set[str]:
+    return {id_ for source in store.sources() for id_ in source.chunk_ids}
+
+
+def test_modes_are_named_once_and_in_one_order() -> None:
+    assert context_modes(["left", "head", "left"]) == ("head", "left")
+    assert context_modes("similar") == ("similar",)
+    with pytest.raises(OptionError):
+        context_modes(["neighbour"])
+
+
+def test_a_left_neighbour_stands_behind_the_head(docs: Path, engine: MadeUpEngine) -> None:
+    result = run(engine, docs, head="w9", context=("left",))
+    assert variants(engine) == {
+        ("w9", sentence(1)),  # the first of a document has no neighbour
+        (f"w9 {sentence(1)}", sentence(0)),
+        (f"w9 {sentence(0)}", sentence(2)),
+        ("w9", sentence(3)),
+        (f"w9 {sentence(3)}", sentence(0)),
+        (f"w9 {sentence(0)}", sentence(4)),
+    }
+    assert result.tokens == 6 * 8 + 2, "neighbours are computed, not stored"
+
+
+def test_variants_stand_side_by_side(docs: Path, engine: MadeUpEngine, store: KVStore) -> None:
+    assert run(engine, docs, context=BOTH).chunks_captured == 9
+    assert len({item.id for item in engine.captured}) == 9
+    assert listed(store) == stored(store) == {item.id for item in engine.captured}
+    source = store.source(FINGERPRINT, "default", "docs/a.txt")
+    assert source is not None
+    assert len(source.chunk_ids) == 5, "the first chunk is not stored twice"
+    assert store.verify().ok
+    assert run(engine, docs, context=BOTH[::-1]).unchanged == 2, "their order says nothing"
+
+
+def test_a_mode_more_or_less_is_a_change(docs: Path, engine: MadeUpEngine, store: KVStore) -> None:
+    run(engine, docs)
+    result = run(engine, docs, context=BOTH)
+    assert (result.changed, result.chunks_captured) == (2, 4), "the head variants were there"
+    result = run(engine, docs)
+    assert (result.changed, result.chunks_captured) == (2, 0)
+    assert len(stored(store)) == 5, "the left variants are gone"
+
+
+def test_a_changed_neighbour_makes_the_chunk_behind_it_a_new_one(
+    docs: Path, engine: MadeUpEngine, store: KVStore
+) -> None:
+    run(engine, docs, context=BOTH)
+    engine.captured.clear()
+    (docs / "a.txt").write_text(f"{sentence(1)} {sentence(9)} {sentence(2)}")
+    result = run(engine, docs, context=BOTH)
+    assert (result.changed, result.unchanged) == (1, 1)
+    assert variants(engine) == {
+        ("", sentence(9)),
+        (sentence(1), sentence(9)),
+        (sentence(9), sentence(2)),
+    }
+    assert listed(store) == stored(store)
+    (docs / "a.txt").unlink()
+    assert run(engine, docs, context=BOTH, sync=True).removed == 1
+    assert len(stored(store)) == 5
+    assert store.verify().ok
+
+
+def test_texts_stand_behind_the_text_before(engine: MadeUpEngine) -> None:
+    precompute_texts(engine, [("one", ["w1", " ", "w2"]), ("two", ["w3"])], context=("left",))
+    assert variants(engine) == {("", "w1"), ("w1", "w2"), ("", "w3")}
+
+
+def test_evicted_variants_are_computed_again(
+    docs: Path, engine: MadeUpEngine, store: KVStore
+) -> None:
+    run(engine, docs, context=CONTEXT_MODES)
+    behind = [item.id for item in engine.captured if len(item.context) > 1]
+    store.remove(FINGERPRINT, "default", behind)
+    assert run(engine, docs, context=CONTEXT_MODES).chunks_captured == len(behind)
+
+
+@pytest.mark.parametrize("chunks", [3, 40])
+def test_a_killed_run_is_gone_on_with(tmp_path: Path, chunks: int) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(6):
+        (folder / f"{number}.txt").write_text(
+            " ".join(map(sentence, range(6 * number, 6 * number + 6)))
+        )
+    command = [sys.executable, "-m", "tests.corpus.made_up_engine", tmp_path / "store", folder]
+    killed = subprocess.run([*command, str(chunks), *BOTH], check=False)
+    assert killed.returncode == -9
+    with KVStore(tmp_path / "store") as store:
+        engine = MadeUpEngine(store)
+        assert run(engine, folder, context=BOTH).chunks_captured == 66 - chunks
+        assert len(stored(store)) == 66
+        assert store.verify().ok
+
+
+def test_of_a_neighbour_too_long_the_end_is_taken(docs: Path, engine: MadeUpEngine) -> None:
+    engine.max_model_len = 1 + 5 + 8 + 1
+    run(engine, docs, context=("left",))
+    (context,) = {c for c, tokens in variants(engine) if tokens == sentence(2)}
+    assert context == " ".join(sentence(0).split()[-5:])
+    longest = max(len(item.context) + len(item.tokens) for item in engine.captured)
+    assert longest == engine.max_model_len - 1
+
+
+# Similar chunks
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    """Six sentences in three documents: 0 is like 3, 1 like 2, 4 and 5 like none."""
+    folder = tmp_path / "library"
+    folder.mkdir()
+    (folder / "a.txt").write_text(f"{LIBRARY[0]} {LIBRARY[1]}")
+    (folder / "b.txt").write_text(f"{LIBRARY[2]} {LIBRARY[3]}")
+    (folder / "c.txt").write_text(f"{LIBRARY[4]} {LIBRARY[5]}")
+    return folder
+
+
+LIBRARY = [
+    "w1 w2 w3 w4 w5 w6 w7 .",
+    "w11 w12 w13 w14 w15 w16 w17 .",
+    "w11 w12 w13 w24 w25 w26 w27 .",
+    "w1 w2 w3 w34 w35 w36 w37 .",
+    "w41 w42 w43 w44 w45 w46 w47 w48",
+    "w51 w52 w53 w54 w55 w56 w57 w58",
+]
+
+
+def test_a_similar_chunk_of_any_document_stands_behind_the_head(
+    library: Path, engine: MadeUpEngine
+) -> None:
+    run(engine, library, context=("similar",))
+    assert variants(engine) == {
+        (LIBRARY[3], LIBRARY[0]),
+        (LIBRARY[2], LIBRARY[1]),
+        (LIBRARY[1], LIBRARY[2]),
+        (LIBRARY[0], LIBRARY[3]),
+        ("", LIBRARY[4]),
+        ("", LIBRARY[5]),
+    }
+
+
+def test_who_is_similar_hangs_on_the_corpus_and_not_on_its_order(
+    library: Path, engine: MadeUpEngine, store: KVStore
+) -> None:
+    run(engine, library, context=("similar",))
+    before = stored(store)
+    (library / "b.txt").rename(library / "z.txt")
+    result = run(engine, library, context=("similar",), sync=True)
+    assert (result.chunks_captured, result.removed) == (0, 1)
+    assert stored(store) == before
+    assert run(engine, library, context=("similar",)).unchanged == 3
+
+    engine.captured.clear()
+    closer = "w1 w2 w3 w4 w5 w34 w99 ."
+    (library / "d.txt").write_text(closer)
+    result = run(engine, library, context=("similar",))
+    assert result.changed == 4, "each document is looked at"
+    assert variants(engine) == {(LIBRARY[0], closer), (closer, LIBRARY[0]), (closer, LIBRARY[3])}
+    assert listed(store) == stored(store)
+
+
+# The first token
+
+
+def test_no_chunk_stands_at_the_prompts_start(docs: Path, store: KVStore) -> None:
+    engine = MadeUpEngine(store, bos=False)
+    run(engine, docs, context=BOTH)
+    (neutral,) = {item.context[0] for item in engine.captured}
+    assert engine.tokenizer.decode(neutral) == ".", "this tokenizer has no token for a new line"
+    assert {len(item.context) for item in engine.captured} == {1, 9}
+
+
+def test_what_a_prompt_starts_with_stands_there_alone() -> None:
+    assert head_tokens(word_tokenizer(bos=True)).tolist() == [BOS]
+    without = word_tokenizer(bos=False)
+    assert head_tokens(without, "w1 w2").tolist() == without.encode("w1 w2")
+    assert len(head_tokens(without, " ")) == 1
+
+
+def test_a_head_of_no_tokens_is_not_stored(docs: Path, store: KVStore) -> None:
+    engine = MadeUpEngine(store, bos=False)
+    run(engine, docs, head="  ")
+    assert {item.kind for item in engine.captured} == {"document"}
