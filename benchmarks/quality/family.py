@@ -1,9 +1,9 @@
 """Trains the family, from a seed, and puts it where the evaluation looks.
 
-    python -m benchmarks.quality.family FOLDER [--seed 0]
+    python -m benchmarks.quality.family FOLDER [--seed 0] [--out MODELS]
 
 First the base, in two stages, then from it each member with its own weight of the layer-1 loss. What lies
-in FOLDER is gone on from. About three quarters of an hour on a free core; one thread.
+in FOLDER is gone on from. About an hour on a free core; one thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.quality.export import MODELS, export, from_checkpoint
 from benchmarks.quality.train import train
 
-MEMBERS = {"layer1-0": (0.0, 2), "layer1-0.1": (0.1, 1), "layer1-1": (1.0, 1)}
+MEMBERS = {"layer1-0": (0.0, 3), "layer1-0.1": (0.1, 2), "layer1-1": (1.0, 1)}
 """By name, how much a member is made to show at layer 1 which tokens need another chunk, and stages."""
 FIRST_STEPS, LATER_STEPS = 750, 200
 
@@ -23,6 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=MODELS)
     given = parser.parse_args()
     first, second = given.folder / "first", given.folder / "second"
     train(first, seed=given.seed, steps=FIRST_STEPS, layer1=0.0, start=None)
@@ -35,7 +36,7 @@ def main() -> None:
             out, seed = given.folder / f"{name} {stage}", given.seed + stage
             train(out, seed=seed, steps=LATER_STEPS, layer1=layer1, start=start)
             start = out / "checkpoint.pt"
-        export(from_checkpoint(start), MODELS / name)
+        export(from_checkpoint(start), given.out / name)
 
 
 if __name__ == "__main__":
