@@ -53,6 +53,14 @@ class ProgressBar:
             )
         self._progress.update(self._task, completed=state.share, figures=figures)
 
+    def count(self, done: int, total: int, name: str) -> None:
+        """Show that `done` of `total` requests are through, and what the next one is about."""
+        if self._phase != "asking":
+            self._phase = "asking"
+            self._progress.reset(self._task, total=1.0, description="Asking")
+        figures = f"{done:,}/{total:,} {self._things}, {name}"
+        self._progress.update(self._task, completed=done / max(1, total), figures=figures)
+
     def stop(self) -> None:
         """Take the bar away; may be called again."""
         self._progress.stop()

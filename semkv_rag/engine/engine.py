@@ -46,6 +46,7 @@ from semkv_rag.engine.hints import Hints
 from semkv_rag.engine.launch import resolve, transfer_config
 from semkv_rag.engine.llm_capturer import LLMCapturer
 from semkv_rag.engine.reporting import ReportingLLM
+from semkv_rag.engine.scoring import Scored, score, tokens_of
 from semkv_rag.engine.tiering import Tiering
 from semkv_rag.engine.transfer import PARAMS_KEY
 from semkv_rag.errors import EngineError, OptionError
@@ -248,6 +249,56 @@ class Engine(Closing):
     ) -> AsyncIterator[Completion]:
         """As `stream`, for an event loop."""
         return stream_async(self._submit, self._parts(prompt, self._params(sampling, reuse)))
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether whole prompts are looked up before they are answered."""
+        return self._llm is not None and self._llm.tiering is not None
+
+    def score(
+        self,
+        prompt: Sequence[int],
+        answer: Sequence[int],
+        *,
+        top: int = 20,
+        reuse: ReuseOptions | None = None,
+    ) -> list[Scored | None]:
+        """What the model would have said in the place of each token of a given answer.
+
+        The prompt's KV is that of `generate` with the same options: teacher forcing, for comparing
+        ways to get it.
+
+        Args:
+            prompt, answer: tokens, at least one each.
+            top: of how many of the likeliest tokens.
+            reuse: this request's options instead of the engine's.
+
+        Returns:
+            For each token of the answer the log-probabilities in its place by token id: of the `top`
+            likeliest, and of itself. None where vLLM's prefix cache held what was to be computed.
+
+        Raises:
+            OptionError: an option or the length cannot be used.
+            EngineError: the engine stopped.
+        """
+        if self._llm is None:
+            raise EngineError("the engine is closed")
+        request_id = f"semkv-{next(self._ids)}"
+        wishes = self._transfer(reuse)
+        return self._call(score(self._llm, request_id, prompt, answer, top, wishes))
+
+    def tokens_of(self, prompt: str | Sequence[Mapping[str, Any]]) -> list[int]:
+        """The tokens that a request with this prompt has.
+
+        Args:
+            prompt: text, or messages for the chat template.
+
+        Raises:
+            OptionError: it is too long, or the messages cannot be put through the template.
+        """
+        if self._llm is None:
+            raise EngineError("the engine is closed")
+        return self._call(tokens_of(self._llm, prompt, self._chat_settings.args.chat_template))
 
     # ---- answering as OpenAI's API ---------------------------------------------------------
 

@@ -48,6 +48,7 @@ from semkv_rag.engine.fusion_ids import parse_identifier, state_identifier
 from semkv_rag.engine.gate import GateReport
 from semkv_rag.engine.images import rows_of
 from semkv_rag.engine.transfer import (
+    ANSWER_TOKENS_KEY,
     CAPTURE_KEY,
     CAPTURED_KEY,
     NEAR_IMAGES_KEY,
@@ -84,6 +85,7 @@ class _Tracked:
     Attributes:
         images: in prompt order, each under the key it is taken for.
         first_near: where the first image stands that is taken for another one.
+        answer: tokens at the prompt's end that are an answer to it.
     """
 
     request: Request
@@ -91,6 +93,7 @@ class _Tracked:
     report: ReuseReport
     images: list[ImageRows] = field(default_factory=list)
     first_near: int | None = None
+    answer: int = 0
     plan: ReusePlan | None = None
     capture: Mapping[str, Any] | None = None
     in_prefix_cache: int = 0
@@ -154,6 +157,7 @@ class RequestPlanner:
         capture = params.pop(CAPTURE_KEY, None)
         near = params.pop(NEAR_IMAGES_KEY, {})
         store_images = bool(params.pop(STORE_IMAGES_KEY, False))
+        answer = int(params.pop(ANSWER_TOKENS_KEY, 0))
         if not self._request_namespace:
             params.pop("namespace", None)
             capture = None
@@ -171,6 +175,7 @@ class RequestPlanner:
                 ratio=options.ratio,
                 selector=options.selector,
             ),
+            answer=answer,
             capture=capture,
         )
         self._requests[request.request_id] = tracked
@@ -233,7 +238,8 @@ class RequestPlanner:
         began = time.perf_counter()
         reason: str | None = "no stored chunk was found in the prompt"
         try:
-            prompt = tracked.tokens()
+            tokens = tracked.tokens()
+            prompt = tokens[: len(tokens) - tracked.answer]
             spans = self._catalogue.match(options.namespace, prompt)
             end = first_to_compute(spans, tracked.images)
             plan = make_plan(spans, len(prompt), options, end)

@@ -40,6 +40,10 @@ CAPTURED_KEY = "captured"
 NEAR_IMAGES_KEY = "near_images"
 """In our params: images, by key, that are taken for a stored one, whose key it gives."""
 
+ANSWER_TOKENS_KEY = "answer_tokens"
+"""In our params: how many tokens at the prompt's end are an answer to it, whose log-probabilities are
+asked for. All that stands before is planned as though it came alone."""
+
 STORE_IMAGES_KEY = "store_images"
 """In our params: whether the features of this request's images are stored. Only the engine's own
 process sets it, as it does with `near_images`."""

@@ -1,0 +1,47 @@
+"""What is compared: the presets, and a grid of selectors and ratios."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from semkv_rag.config import BALANCED, DEFAULT_NAMESPACE, PRESETS, ReuseOptions
+
+AS_STORED = "as stored"
+"""The stored KV as it is, nothing recomputed: what there is to win, and the quickest to ask first."""
+EXACT = "exact"
+"""The preset that answers as full prefill does: how far full prefill is from itself."""
+DEFAULT_SELECTORS = tuple(dict.fromkeys((BALANCED.selector, "query_attention", "chunk_head")))
+DEFAULT_RATIOS = (0.05, 0.15, 0.3)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Reuse options under a name."""
+
+    name: str
+    options: ReuseOptions
+
+
+def grid(
+    selectors: Sequence[str] = DEFAULT_SELECTORS,
+    ratios: Sequence[float] = DEFAULT_RATIOS,
+    *,
+    namespace: str = DEFAULT_NAMESPACE,
+    question_tokens: int | None = None,
+) -> list[Setting]:
+    """The stored KV as it is, the presets, and every selector at every ratio that no preset is.
+
+    Raises:
+        OptionError: a selector or a ratio cannot be used.
+    """
+    base = ReuseOptions(namespace=namespace, question_tokens=question_tokens)
+    named = {AS_STORED: ReuseOptions.from_mapping({"selector": "none", "ratio": 0.0}, base)}
+    for preset in PRESETS:
+        named[preset] = ReuseOptions.from_mapping({"preset": preset}, base)
+    for selector in dict.fromkeys(selectors):
+        for ratio in dict.fromkeys(ratios):
+            options = ReuseOptions.from_mapping({"selector": selector, "ratio": ratio}, base)
+            if options not in named.values():
+                named[f"{selector} {ratio * 100:g} %"] = options
+    return [Setting(name, options) for name, options in named.items()]
