@@ -1,0 +1,210 @@
+"""The selectors of `semkv_rag.blend` on the yardstick's tensors, at a cost or at a ratio."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from benchmarks.quality.network import Model
+from benchmarks.quality.passes import Seen, cache_of, columns_of, fill, read
+from benchmarks.quality.precomputed import Fresh, Stored
+from benchmarks.quality.questions import Questions
+from benchmarks.quality.reuse import KV
+from semkv_rag.blend import question_attention
+from semkv_rag.blend.charge import BlendShape, charged_ratio, ratio_for_charged
+from semkv_rag.blend.selectors import SELECTOR_TYPES, Candidates, pick
+
+SEED = 7
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One batch of prompts and what is stored of its contexts."""
+
+    model: Model
+    questions: Questions
+    fresh: Fresh
+    stored: Stored
+
+    @property
+    def contexts(self) -> int:
+        return len(self.questions.contexts.lengths)
+
+    @property
+    def prompts(self) -> int:
+        """Of each context."""
+        return self.questions.tokens.shape[1]
+
+    def shape(self, row: int, layers: int) -> BlendShape:
+        """What context `row` has a blend do in a model of so many layers."""
+        reused = len(self.stored.candidates(row))
+        exact = int(self.questions.contexts.lengths[row]) - reused
+        return BlendShape(layers, reused, exact, question=self.questions.length)
+
+    def cached(self, kv: KV, times: int = 1) -> KV:
+        """A cache with `kv` in it, and with room for each row's questions."""
+        columns = self.questions.tokens.shape[2]
+        return cache_of(kv, columns if times > 1 else columns * self.prompts, times)
+
+    def answer(self, cache: KV) -> list[bool]:
+        """Right or wrong, for each prompt in order; a cache has a row for each context or each prompt."""
+        tokens = self.questions.tokens
+        times = len(cache[0][0]) // self.contexts
+        lengths = self.questions.contexts.lengths.repeat_interleave(times)
+        split = tokens.flatten(0, 1)[:, None] if times > 1 else tokens
+        last = read(self.model, cache, lengths, split)
+        return self.questions.right(self.model, last.view(*tokens.shape, -1))
+
+    def blended(self, picked: list[Tensor], first: int = 0, *, keep: bool = True) -> KV:
+        """The cache in which the `picked` tokens are computed from layer `first` on.
+
+        Args:
+            picked: columns, one tensor for each context, or for each prompt.
+            first: the check layer: below it all is fresh, and there too with `keep`.
+        """
+        times = len(picked) // self.contexts
+        kept = first + keep if first else 0
+        cache = self.cached(self.fresh.kv[:kept] + self.stored.kv[kept:], times)
+        states = self.fresh.states[first].repeat_interleave(times, 0)
+        fill(self.model, cache, states, columns_of(picked, states.shape[1]), first=first)
+        return cache
+
+    @cached_property
+    def look(self) -> Seen:
+        """Each prompt's question over the stored KV."""
+        seen = Seen()
+        asked = self.questions.tokens[:, :, : self.questions.length]
+        lengths = self.questions.contexts.lengths
+        room = self.prompts * self.questions.length
+        read(self.model, cache_of(self.stored.kv, room), lengths, asked, seen=seen)
+        return seen
+
+    @cached_property
+    def attention(self) -> list[Tensor]:
+        """For each prompt, what its question gives each candidate, by layer, [layers, candidates]."""
+        found = []
+        asked = self.questions.length
+        for row in range(self.contexts):
+            at = self.stored.candidates(row)
+            visible = torch.cat(
+                (torch.ones(asked, len(at)), torch.ones(asked, asked).tril()), dim=1
+            ).bool()
+            for prompt in range(self.prompts):
+                mine = slice(prompt * asked, (prompt + 1) * asked)
+                by_layer = [
+                    question_attention(
+                        query[row, :, mine].transpose(0, 1),
+                        torch.cat((keys[row][:, at], key[row, :, mine]), dim=1).transpose(0, 1),
+                        visible,
+                        scale=query.shape[-1] ** -0.5,
+                    )[: len(at)]
+                    for query, key, (keys, _) in zip(
+                        self.look.queries, self.look.keys, self.stored.kv, strict=True
+                    )
+                ]
+                found.append(torch.stack(by_layer))
+        return found
+
+    def deviation(self, selector: str, layer: int) -> list[Tensor]:
+        """For each context, how far fresh KV of `layer` is from stored, [candidates]."""
+        rule = SELECTOR_TYPES[selector]()
+        return [
+            rule.deviation(
+                *(each[row][:, at].transpose(0, 1) for each in self.fresh.kv[layer]),
+                *(each[row][:, at].transpose(0, 1) for each in self.stored.kv[layer]),
+            )
+            for row, at in ((row, self.stored.candidates(row)) for row in range(self.contexts))
+        ]
+
+
+class Way(ABC):
+    """A selector as it is measured."""
+
+    name: str
+
+    @abstractmethod
+    def charged(self, ratio: float, shape: BlendShape) -> float:
+        """The share of full prefill that recomputing `ratio` of the reused tokens costs."""
+
+    @abstractmethod
+    def ratio(self, charged: float, shape: BlendShape) -> float | None:
+        """The largest ratio that costs at most `charged`; None where even nothing does."""
+
+    @abstractmethod
+    def cache(self, case: Case, ratios: list[float]) -> KV:
+        """Picks and blends, with one ratio for each context."""
+
+
+@dataclass(frozen=True)
+class Ours(Way):
+    """A selector of `semkv_rag.blend`, as it is."""
+
+    selector: str
+    check: int = 1
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        kind = SELECTOR_TYPES[self.selector]
+        return f"{self.selector}@{self.check}" if kind.needs_check_layer else self.selector
+
+    def charged(self, ratio: float, shape: BlendShape) -> float:
+        return charged_ratio(self.selector, ratio, replace(shape, check_layer=self.check))
+
+    def ratio(self, charged: float, shape: BlendShape) -> float | None:
+        return ratio_for_charged(self.selector, charged, replace(shape, check_layer=self.check))
+
+    def cache(self, case: Case, ratios: list[float]) -> KV:
+        rule = SELECTOR_TYPES[self.selector]()
+        first = self.check if rule.needs_check_layer else 0
+        deviations = case.deviation(self.selector, first) if rule.needs_check_layer else None
+        times = case.prompts if rule.needs_question else 1
+        behind = len(case.model.layers) - first - 1
+        picked, levels = [], []
+        for row, ratio in enumerate(ratios):
+            at, ranks = case.stored.candidates(row), case.stored.ranks(row)
+            counts = rule.levels(ratio, len(at), behind)
+            for prompt in range(times):
+                candidates = Candidates(
+                    ranks,
+                    SEED + row,
+                    None if deviations is None else deviations[row],
+                    case.attention[row * times + prompt].mean(0) if rule.needs_question else None,
+                )
+                picked.append(at[pick(rule.scores(candidates), counts[0])])
+                levels.append(counts)
+        if len(levels[0]) == 1:
+            return case.blended(picked, first, keep=rule.keeps_check_layer)
+        return self._gradually(case, picked, levels)
+
+    def _gradually(self, case: Case, picked: list[Tensor], levels: list[list[int]]) -> KV:
+        """Fewer go on from layer to layer: what was computed is compared there once more."""
+        rule = SELECTOR_TYPES[self.selector]()
+        cache = case.cached(case.fresh.kv[: self.check + 1] + case.stored.kv[self.check + 1 :])
+        states = case.fresh.states[self.check]
+        split = states.shape[1]
+        going = columns_of(picked, split)
+
+        def narrow(layer: int, keys: Tensor, values: Tensor) -> Tensor:
+            level = layer - self.check
+            if level < 1 or level >= len(levels[0]):
+                return going
+            for row, counts in enumerate(levels):
+                here = torch.nonzero(going[row] < split).flatten()
+                stored = (each[row][:, going[row, here]] for each in case.stored.kv[layer])
+                deviation = rule.deviation(
+                    *(each[row][:, here].transpose(0, 1) for each in (keys, values)),
+                    *(each.transpose(0, 1) for each in stored),
+                )
+                scores = rule.scores(Candidates(here, SEED + row, deviation))
+                kept = here[pick(scores, counts[level])]
+                going[row] = torch.full_like(going[row], split).index_copy(
+                    0, kept, going[row, kept]
+                )
+            return going
+
+        fill(case.model, cache, states, going.clone(), first=self.check, narrow=narrow)
+        return cache
