@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from semkv_rag.blend import BlendShape, charged_ratio
 from semkv_rag.config import PRESETS, ReuseOptions, options_over
 from semkv_rag.errors import OptionError
 from semkv_rag.reuse import Span, make_plan
@@ -21,8 +22,17 @@ def test_exact_changes_nothing() -> None:
     assert plan.recomputes_all and plan.first_inexact is None
 
 
-def test_fast_recomputes_less_than_balanced() -> None:
-    assert ReuseOptions.preset("fast").effective_ratio < ReuseOptions().effective_ratio
+def test_they_stand_in_the_order_of_what_they_cost() -> None:
+    costs = [
+        charged_ratio(
+            preset.selector,
+            preset.ratio,
+            BlendShape(layers=32, reused=4000, question=32, check_layer=preset.check_layer),
+        )
+        for preset in PRESETS.values()
+    ]
+    assert list(PRESETS) == ["fast", "balanced", "exact"]
+    assert costs[0] < costs[1] < costs[2] == 1
 
 
 @pytest.mark.parametrize("name", PRESETS)

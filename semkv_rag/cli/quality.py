@@ -133,9 +133,10 @@ def quality_command(
         bar = stack.enter_context(ProgressBar("requests"))
         from semkv_rag.engine import Engine
 
-        bar.starting(model)
-        engine = stack.enter_context(Engine(model, store=store, index_url=index_url, **arguments))
         try:
+            bar.starting(model)
+            started = Engine(model, store=store, index_url=index_url, **arguments)
+            engine = stack.enter_context(started)
             if precompute:
                 _precompute(engine, asked, form, namespace, bar)
             result = measure(

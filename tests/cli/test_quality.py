@@ -44,7 +44,7 @@ def crossing() -> list[Question]:
 
 @pytest.fixture(scope="module")
 def result(engine: Engine, corpus: str, crossing: list[Question]) -> QualityResult:
-    settings = grid(["query_attention"], [0.05], namespace=corpus)
+    settings = grid(["query_attention"], [0.07], namespace=corpus)
     return measure(engine, crossing, settings=settings, template=TEMPLATE, max_tokens=8)
 
 
@@ -52,7 +52,7 @@ def test_what_is_compared_and_advised(result: QualityResult, crossing: list[Ques
     assert result.full is not None and result.recommendation is not None
     assert result.full.questions == len(crossing) and not result.failed and not result.not_reused
     lines = {line.name: line for line in result.lines}
-    assert set(lines) == {AS_STORED, *PRESETS, "query_attention 5 %"}
+    assert set(lines) == {AS_STORED, *PRESETS, "query_attention 7 %"}
     assert result.full.f1 is not None and result.full.f1 > 0.8
     exact = lines["exact"]
     assert (exact.agreement.mean, exact.answers_equal.mean, exact.f1) == (1, 1, result.full.f1)
@@ -60,7 +60,8 @@ def test_what_is_compared_and_advised(result: QualityResult, crossing: list[Ques
     stored = lines[AS_STORED]
     assert stored.agreement.mean < 1 and stored.recomputed == 0 and stored.charged_ratio < 0.1
     assert stored.kl.mean > 0.01
-    assert lines["query_attention 5 %"].charged_ratio < lines["balanced"].charged_ratio < 1
+    picked = lines["query_attention 7 %"]
+    assert 0.07 < picked.charged_ratio < 1 and picked.recomputed == pytest.approx(0.07, abs=0.01)
     # Advice is a setting that is close enough, and the cheapest of them.
     advised = result.recommendation
     chosen = next(
@@ -84,7 +85,7 @@ def test_no_setting_is_answered_out_of_another_one_s_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In another order, and with the prefix cache left full, the very same is found."""
-    settings = grid(["query_attention"], [0.05], namespace=corpus)[::-1]
+    settings = grid(["query_attention"], [0.07], namespace=corpus)[::-1]
     monkeypatch.setattr(engine, "reset_prefix_cache", lambda: False)
     again = measure(engine, crossing[:3], settings=settings, template=TEMPLATE, max_tokens=8)
     for name, samples in again.samples.items():

@@ -221,12 +221,12 @@ def test_an_estimate_and_its_interval() -> None:
 
 
 def test_the_grid() -> None:
-    made = grid(["chunk_head", PRESETS["fast"].selector], [0.3, PRESETS["fast"].ratio])
+    made = grid(["random", PRESETS["fast"].selector], [0.31, PRESETS["fast"].ratio])
     names = [one.name for one in made]
     assert names[0] == AS_STORED and names[1:4] == list(PRESETS)
     assert len({one.options for one in made}) == len(made) == len(set(names))
     # A point that is a preset is not asked twice.
-    assert {"chunk_head 30 %", f"{PRESETS['fast'].selector} 30 %"} <= set(names)
+    assert {"random 31 %", f"{PRESETS['fast'].selector} 31 %"} <= set(names)
     assert f"{PRESETS['fast'].selector} {100 * PRESETS['fast'].ratio:g} %" not in names
     tenant = grid(namespace="tenant", question_tokens=9)
     assert {(one.options.namespace, one.options.question_tokens) for one in tenant} == {
