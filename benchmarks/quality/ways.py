@@ -172,7 +172,9 @@ class Ours(Way):
                     ranks,
                     SEED + row,
                     None if deviations is None else deviations[row],
-                    case.attention[row * times + prompt].mean(0) if rule.needs_question else None,
+                    case.attention[row * times + prompt][1:].mean(0)
+                    if rule.needs_question
+                    else None,
                 )
                 picked.append(at[pick(rule.scores(candidates), counts[0])])
                 levels.append(counts)

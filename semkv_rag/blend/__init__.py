@@ -1,21 +1,30 @@
 """The arithmetic of a blend: moving keys, scoring tokens. Torch only; no vLLM, no store."""
 
-from semkv_rag.blend.attention import Pooling, question_attention
+from semkv_rag.blend.attention import question_attention, smoothed
 from semkv_rag.blend.charge import BlendShape, charged_ratio, computed_rows, ratio_for_charged
 from semkv_rag.blend.rotary import Rotary, rotary_candidates
-from semkv_rag.blend.selectors import SELECTOR_TYPES, Candidates, Selector, pick
+from semkv_rag.blend.selectors import (
+    MOST_LOOKING,
+    SELECTOR_TYPES,
+    Candidates,
+    Selector,
+    first_half,
+    pick,
+)
 
 __all__ = [
+    "MOST_LOOKING",
     "SELECTOR_TYPES",
     "BlendShape",
     "Candidates",
-    "Pooling",
     "Rotary",
     "Selector",
     "charged_ratio",
     "computed_rows",
+    "first_half",
     "pick",
     "question_attention",
     "ratio_for_charged",
     "rotary_candidates",
+    "smoothed",
 ]

@@ -1,14 +1,9 @@
-"""What a question attends to: softmax over given keys, pooled over its tokens and heads."""
+"""What some tokens, a question's above all, attend to: softmax over given keys, the mean over heads."""
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
-
 import torch
 from torch import Tensor
-
-Pooling: TypeAlias = Literal["mean", "max"]
-"""Over question tokens and heads: all count alike, or the one that attends most."""
 
 
 def question_attention(
@@ -18,9 +13,8 @@ def question_attention(
     *,
     scale: float,
     softcap: float = 0.0,
-    pooling: Pooling = "mean",
 ) -> Tensor:
-    """The attention that each key gets from the question in one layer, [keys], float32.
+    """The attention that each key gets in one layer, mean over queries and heads, [keys], float32.
 
     Args:
         queries: [question, heads, head_dim], rotated as the keys are. Neighbouring heads share one
@@ -41,8 +35,22 @@ def question_attention(
         if softcap:
             logits = torch.tanh(logits / softcap) * softcap
         weights = logits.masked_fill_(hidden, -torch.inf).softmax(-1).flatten(0, 1)
-        if pooling == "mean":
-            pooled += weights.sum(0)
-        else:
-            pooled = torch.maximum(pooled, weights.amax(0))
-    return pooled / (question * heads) if pooling == "mean" else pooled
+        pooled += weights.sum(0)
+    return pooled / (question * heads)
+
+
+def smoothed(scores: Tensor, rank_in_span: Tensor) -> Tensor:
+    """The mean of each token's score and its two neighbours', of its own span alone, [tokens].
+
+    As SnapKV pools (arXiv 2404.14469, section 4.1): what stands beside an attended token is often
+    read next.
+
+    Args:
+        scores: [tokens].
+        rank_in_span: [tokens], int64: 0 for the first token of each span.
+    """
+    joined = (rank_in_span[1:] > 0).to(scores)
+    total = scores.clone()
+    total[1:] += scores[:-1] * joined
+    total[:-1] += scores[1:] * joined
+    return total / 3

@@ -1,16 +1,17 @@
 """What a selector costs: everything that a blend computes, as a share of the full prefill.
 
 A recompute ratio counts picked tokens only. The charged ratio counts every token in every layer that
-is computed: the fresh text, the layers that a check needs of all reused tokens, and the question's own
-pass. The check layer is charged in full, though of most tokens only its K and V are needed; attention
-is charged like everything else, by the token. So it is an upper bound.
+is computed: the fresh text, the layers that a check needs of all reused tokens, and the passes of the
+question and of the tokens that look again. The check layer is charged in full, though of most tokens
+only its K and V are needed; attention is charged like everything else, by the token. So it is an
+upper bound.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from semkv_rag.blend.selectors import SELECTOR_TYPES, Unscored
+from semkv_rag.blend.selectors import MOST_LOOKING, SELECTOR_TYPES, Unscored, first_half
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ def computed_rows(selector: str, ratio: float, shape: BlendShape) -> int:
     if kind.needs_question and picked > 0:
         rows += layers * (shape.question + fresh)
         fresh -= shape.head  # its KV is right already
+        if kind.looks_twice:
+            rows += layers * min(first_half(picked), MOST_LOOKING)
     full = 0
     if kind.needs_check_layer:
         full = min(shape.check_layer + 1, layers)

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from semkv_rag.blend.attention import Pooling
+from semkv_rag.blend.attention import smoothed
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +28,9 @@ class Candidates:
             picks the same tokens.
         deviation: [tokens], float32: of fresh from stored KV at the check layer, as the selector's
             `deviation` measures it, over all heads. None for selectors that need no check layer.
-        attention: [tokens], float32: what the question gives each token (`question_attention`), mean
-            over layers. None for selectors that need no question.
+        attention: [tokens], float32: what the question gives each token (`question_attention`), or in a
+            second look what the tokens that were picked first give it; mean over the layers behind the
+            first, which knows words and places only. None for selectors that need no question.
     """
 
     rank_in_span: Tensor
@@ -47,8 +48,9 @@ class Selector(ABC):
     needs_question: ClassVar[bool] = False
     """Whether the question is run over the stored KV first, to see what it attends to."""
 
-    pooling: ClassVar[Pooling] = "mean"
-    """How heads and question tokens come to one attention of a candidate."""
+    looks_twice: ClassVar[bool] = False
+    """Whether half of the tokens are picked by what the question attends to, run over the stored KV, and
+    the other half by what those attend to."""
 
     keeps_check_layer: ClassVar[bool] = True
     """Whether all fresh K and V of the check layer stay, or only those of picked tokens."""
@@ -126,26 +128,39 @@ class PublishedKDeviation(PublishedKVDeviation):
 
 
 class QueryAttention(Selector):
-    """The tokens that the question attends to over their stored keys.
+    """The tokens that the question attends to over their stored keys, and their neighbours.
 
-    As in FusionRAG (arXiv 2601.12904) and ProphetKV (arXiv 2602.02579): the mean over all layers.
+    As in FusionRAG (arXiv 2601.12904) and ProphetKV (arXiv 2602.02579), but that the first layer does not
+    count and that scores are smoothed.
     """
 
     needs_question = True
 
     def scores(self, candidates: Candidates) -> Tensor:
         assert candidates.attention is not None
-        return candidates.attention
+        return smoothed(
+            candidates.attention, candidates.rank_in_span.to(candidates.attention.device)
+        )
 
 
-class DeviationTimesAttention(KVDeviation):
+class TwoHopAttention(QueryAttention):
+    """Half of them as `QueryAttention`, the other half what that half attends to.
+
+    What a question is about often refers to something else, which the question itself has no reason to
+    attend to: only the tokens that it finds do.
+    """
+
+    looks_twice = True
+
+
+class DeviationTimesAttention(QueryAttention):
     """What differs and is asked for: the product of both scores."""
 
-    needs_question = True
+    needs_check_layer = True
 
     def scores(self, candidates: Candidates) -> Tensor:
-        assert candidates.deviation is not None and candidates.attention is not None
-        return candidates.deviation * candidates.attention
+        assert candidates.deviation is not None
+        return candidates.deviation * super().scores(candidates)
 
 
 class ChunkHead(Selector):
@@ -177,6 +192,7 @@ SELECTOR_TYPES: dict[str, type[Selector]] = {
     "kv_deviation": KVDeviation,
     "kv_deviation_gradual": GradualKVDeviation,
     "query_attention": QueryAttention,
+    "two_hop_attention": TwoHopAttention,
     "deviation_x_attention": DeviationTimesAttention,
     "chunk_head": ChunkHead,
     "random": Random,
@@ -185,6 +201,15 @@ SELECTOR_TYPES: dict[str, type[Selector]] = {
     "kv_deviation_published": PublishedKVDeviation,
     "k_deviation_published": PublishedKDeviation,
 }
+
+
+MOST_LOOKING = 512
+"""Of the tokens that are picked first, so many take the second look: its cost is bounded."""
+
+
+def first_half(count: int) -> int:
+    """How many of `count` tokens a selector that looks twice picks first."""
+    return -(-count // 2)
 
 
 def pick(scores: Tensor, count: int) -> Tensor:

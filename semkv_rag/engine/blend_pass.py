@@ -69,7 +69,6 @@ class BlendPass:
         piece_tokens: the most tokens of one launch.
         total: adds up what tensor-parallel ranks have each found of their own heads, so that all pick
             the same tokens.
-        highest: likewise, but takes the highest.
     """
 
     def __init__(
@@ -77,11 +76,10 @@ class BlendPass:
         model: EagerModel,
         piece_tokens: int,
         total: Callable[[Tensor], Tensor] = lambda scores: scores,
-        highest: Callable[[Tensor], Tensor] = lambda scores: scores,
     ) -> None:
         self.model = model
         self.piece_tokens = piece_tokens
-        self.total, self.highest = total, highest
+        self.total = total
         self.loading = pool_beside_model(1, "semkv-load")
         # The positions that were picked, by plan and prompt: one tensor, or, where fewer go on from
         # layer to layer, one for each. When vLLM finds the first blocks of a plan in its prefix cache,

@@ -35,9 +35,9 @@ import torch
 from torch import Tensor, nn
 from vllm.forward_context import get_forward_context
 
-from semkv_rag.blend import SELECTOR_TYPES, Candidates, pick
+from semkv_rag.blend import MOST_LOOKING, SELECTOR_TYPES, Candidates, first_half, pick
 from semkv_rag.engine.eager import KVKnown
-from semkv_rag.engine.question_pass import QuestionPass
+from semkv_rag.engine.question_pass import Asking, QuestionPass, picked_ask, question_asks
 from semkv_rag.engine.row_cut import RowCut, copy_arguments
 from semkv_rag.engine.span_loader import KVSource, SpanKV, SpanLoader
 from semkv_rag.reuse import Span
@@ -154,28 +154,36 @@ class BlendRun:
             self._attention = torch.ones(len(self._candidates), device=self.positions.device)
             self._asks = False
             return
-        asking = QuestionPass(
-            self._model,
-            tokens=self._task.tokens,
-            blocks=self._blocks,
-            question=question,
-            spans=self._spans,
-            fresh=self.positions[self._fresh],
-            loader=lambda: self._make_loader(self._spans),
-            pieces=self._in_pieces,
-            pooling=self._selector.pooling,
-            keep=self._check_layer if self._checks else None,
+        asking = question_asks(
+            question,
+            self._task.tokens,
+            self.positions[self._candidates],
+            self.positions[self._fresh],
         )
-        try:
-            asking.run()
-        finally:
-            self.waited_ms += asking.waited_ms
-        agree = self._owner.total if self._selector.pooling == "mean" else self._owner.highest
-        self._attention = agree(asking.attention).mean(0)
-        self._stored = asking.kept
-        self.computed_rows += asking.rows * len(self._model.layers)
+        keep = self._check_layer if self._checks else None
+        self._attention, self._stored = self._look(asking, keep)
         # The text before the first candidate saw nothing but exact KV.
         self._computed[: self._candidates[0]] = False
+
+    def _look(self, asking: Asking, keep: int | None = None) -> tuple[Tensor, Sequence[SpanKV]]:
+        """What `asking` attends to, [candidates], and the stored KV of layer `keep`."""
+        look = QuestionPass(
+            self._model,
+            asking,
+            blocks=self._blocks,
+            covered=len(self._task.tokens),
+            spans=self._spans,
+            loader=lambda: self._make_loader(self._spans),
+            pieces=self._in_pieces,
+            keep=keep,
+        )
+        try:
+            look.run()
+        finally:
+            self.waited_ms += look.waited_ms
+        self.computed_rows += look.rows * len(self._model.layers)
+        # The first layer knows words and places only.
+        return self._owner.total(look.attention)[1:].mean(0), look.kept
 
     def _picked_up_front(self) -> Tensor:
         """The rows that are picked before any layer, where none is checked."""
@@ -185,8 +193,21 @@ class BlendRun:
             self.picked = self._recalled
         else:
             scores = self._selector.scores(self._candidates_of(self._attention))
-            self.picked = [self._candidates[pick(scores, self._counts[0])]]
+            count = self._counts[0]
+            if self._selector.looks_twice and self._asks:
+                scores = self._second_look(scores, first_half(count))
+            self.picked = [self._candidates[pick(scores, count)]]
         return self.picked[0]
+
+    def _second_look(self, scores: Tensor, count: int) -> Tensor:
+        """Scores in which the `count` highest stay so, and the rest have what these attend to."""
+        first = pick(scores, count)
+        looking = first[pick(scores[first], MOST_LOOKING)]
+        asking = picked_ask(self._task.tokens, self.positions[self._candidates], looking)
+        attention, _ = self._look(asking)
+        again = self._selector.scores(self._candidates_of(attention))
+        again[first] = torch.inf
+        return again
 
     def _picked_blindly(self, count: int) -> Tensor:
         """The rows that are picked without a look at the KV, out of the whole plan's tokens."""

@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.distributed import (
     get_tensor_model_parallel_rank,
     get_tensor_model_parallel_world_size,
-    tensor_model_parallel_all_gather,
     tensor_model_parallel_all_reduce,
 )
 
@@ -86,7 +84,6 @@ class BlendExecutor:
                 ),
                 self._config.scheduler_config.max_num_batched_tokens,
                 total=tensor_model_parallel_all_reduce,
-                highest=_highest_of_ranks,
             )
             eager = self._config.model_config.enforce_eager
             self._capture = ChunkCapture(
@@ -226,9 +223,3 @@ def _damaged(sources: Mapping[str, ChunkFile]) -> tuple[str, ...]:
         except ChunkFileError:
             damaged.append(chunk_id)
     return tuple(damaged)
-
-
-def _highest_of_ranks(scores: Tensor) -> Tensor:
-    """The highest of all ranks' `scores`, of the same shape."""
-    gathered: Tensor = tensor_model_parallel_all_gather(scores, dim=0)
-    return gathered.view(-1, *scores.shape).amax(0)

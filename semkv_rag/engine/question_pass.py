@@ -1,14 +1,15 @@
-"""One pass of a request's question over its stored KV, to see which of its tokens it attends to.
+"""A pass of some tokens of a request over its stored KV, to see which others they attend to.
 
-The question and the fresh text are run through the model as though nothing were recomputed: hooks before
-each decoder layer write the stored KV that its attention will read, and the attention weights are
-computed beside vLLM's attention, from the queries that it is given. No reused token is computed.
+Above all the question's: it and the fresh text are run through the model as though nothing were
+recomputed. Hooks before each decoder layer write the stored KV that its attention will read, and the
+attention weights are computed beside vLLM's attention, from the queries that it is given. No other
+reused token is computed. What the question finds may look again in a second pass.
 
 The question stands behind the plan's tokens, where the scheduler may not have given blocks yet: its KV
 goes to borrowed blocks, which are put back. What stays in the cache is the stored KV of all layers, as a
 blend behind it would have written it, and the KV of the fresh text.
 
-A weight is the softmax over the tokens that can be picked and the question's own: what else there is,
+A weight is the softmax over the tokens that can be picked and those that ask: what else there is,
 the text between chunks and whatever vLLM's prefix cache holds, is left out, so that the choice does not
 depend on what happened to be cached.
 """
@@ -17,12 +18,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from semkv_rag.blend import Pooling, question_attention
+from semkv_rag.blend import question_attention
 from semkv_rag.engine.eager import EagerModel
 from semkv_rag.engine.span_loader import SpanKV, SpanLoader
 from semkv_rag.reuse import Question, Span
@@ -32,20 +34,90 @@ class _Asked(Exception):
     """Stops a forward: the last layer's queries are known."""
 
 
-class QuestionPass:
-    """Runs one question; `attention` and `kept` say what came of it.
+@dataclass(frozen=True, eq=False)
+class Asking:
+    """Whose attention is looked at, and what it can fall on.
+
+    The keys are the candidates' stored ones, then those of the asking tokens themselves.
+
+    Attributes:
+        tokens: the prompt's, up to the last one that asks.
+        before: positions of the text that is run with them, [tokens], int64, ascending, all before them.
+        positions: of those that ask, [asking], int64, ascending.
+        columns: each candidate's key, [candidates], int64.
+        visible: what each asking token sees, bool [asking, candidates + asking].
+        overlap: the first position at which both a candidate and a token that asks for good may stand:
+            there stored KV is put back. None when it need not be.
+    """
+
+    tokens: Sequence[int]
+    before: Tensor
+    positions: Tensor
+    columns: Tensor
+    visible: Tensor
+    overlap: int | None = None
+
+
+def question_asks(
+    question: Question, prompt: Sequence[int], candidates: Tensor, fresh: Tensor
+) -> Asking:
+    """A question and the fresh text before it.
 
     Args:
-        tokens: the prompt's covered ones.
-        blocks: the request's blocks, [blocks], int64; they hold the covered tokens.
-        spans: that take stored KV, in prompt order, cut where the blend begins.
+        prompt: the covered tokens.
+        candidates: their positions, [candidates], int64, ascending.
         fresh: positions of the tokens that no span covers, [tokens], int64, ascending.
+    """
+    # What of the question stands before the candidates sees none of them.
+    begin = max(question.position, int(candidates[0]))
+    positions = torch.arange(begin, question.end, device=candidates.device)
+    tokens = [*prompt[: question.position], *question.tokens]
+    return Asking(
+        tokens, fresh[fresh < begin], positions, *_view(positions, candidates), overlap=begin
+    )
+
+
+def picked_ask(prompt: Sequence[int], candidates: Tensor, picked: Tensor) -> Asking:
+    """Candidates that were picked look at the others.
+
+    Args:
+        prompt: the covered tokens.
+        candidates: positions, [candidates], int64, ascending.
+        picked: which of them, [picked], int64, ascending. They will be computed once more in the
+            blend, so what they leave in the cache does no harm.
+    """
+    positions = candidates[picked]
+    return Asking(prompt, positions[:0], positions, *_view(positions, candidates))
+
+
+def _view(positions: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
+    """`Asking.columns` and `Asking.visible`.
+
+    A candidate that asks has its key there, and its stored one is seen by nobody.
+    """
+    count, within = len(candidates), torch.isin(candidates, positions)
+    columns = torch.where(
+        within,
+        count + torch.searchsorted(positions, candidates),
+        torch.arange(count, device=candidates.device),
+    )
+    stored = ~within & (candidates < positions[:, None])
+    return columns, torch.cat((stored, positions <= positions[:, None]), dim=1)
+
+
+class QuestionPass:
+    """Runs tokens that ask; `attention` and `kept` say what came of it.
+
+    Args:
+        blocks: the request's blocks, [blocks], int64; they hold the covered tokens.
+        covered: how many these are.
+        spans: that take stored KV, in prompt order, cut where the blend begins.
         loader: makes a loader of the spans' KV.
         pieces: cuts rows that are too many for one launch.
         keep: the layer whose stored KV is asked for afterwards, or None.
 
     Attributes:
-        attention: [layers, tokens], float32: of the inexact spans' tokens, from this rank's heads.
+        attention: [layers, candidates], float32: from this rank's heads.
         kept: the spans' KV of layer `keep`, keys moved.
         rows: tokens that were run.
         waited_ms: the time that reading took.
@@ -54,36 +126,32 @@ class QuestionPass:
     def __init__(
         self,
         model: EagerModel,
+        asking: Asking,
         *,
-        tokens: Sequence[int],
         blocks: Tensor,
-        question: Question,
+        covered: int,
         spans: Sequence[Span],
-        fresh: Tensor,
         loader: Callable[[], SpanLoader],
         pieces: Callable[[Tensor], list[Tensor]],
-        pooling: Pooling,
-        keep: int | None,
+        keep: int | None = None,
     ) -> None:
-        self._model, self._tokens, self._question = model, tokens, question
+        self._model, self._asking, self._covered = model, asking, covered
         self._blocks, self._spans, self._make_loader = blocks, spans, loader
-        self._pooling, self._keep = pooling, keep
+        self._keep = keep
         self._inexact = [index for index, span in enumerate(spans) if not span.exact]
-        first = spans[self._inexact[0]].dst
-        # What of the question stands before the candidates sees none of them.
-        device = model.paged.device
-        self._asking = torch.arange(max(question.position, first), question.end, device=device)
-        before = fresh[fresh < self._asking[0]]
-        launches = pieces(torch.cat((before, self._asking)))
-        self._launches = launches if len(launches) == 1 else [*pieces(before), self._asking]
-        self._columns, self._visible = self._layout()
-        self.rows = len(before) + len(self._asking)
-        self.attention = torch.zeros(len(model.layers), len(self._columns), device=device)
+        launches = pieces(torch.cat((asking.before, asking.positions)))
+        self._launches = (
+            launches if len(launches) == 1 else [*pieces(asking.before), asking.positions]
+        )
+        self.rows = len(asking.before) + len(asking.positions)
+        self.attention = torch.zeros(
+            len(model.layers), len(asking.columns), device=model.paged.device
+        )
         self.kept: Sequence[SpanKV] = ()
         self.waited_ms = 0.0
         self._loader: SpanLoader | None = None
         self._stored: Sequence[SpanKV] = ()
-        self._keys = torch.empty(0)  # of the question, in the layer under way
+        self._keys = torch.empty(0)  # of those that ask, in the layer under way
 
     def run(self) -> None:
         """Run it.
@@ -91,9 +159,9 @@ class QuestionPass:
         Raises:
             ChunkFileError: a chunk's KV cannot be had.
         """
-        paged, own = self._model.paged, len(self._tokens)
-        held = -(-own // paged.block_size)
-        missing = max(-(-self._question.end // paged.block_size) - held, 0)
+        paged = self._model.paged
+        held = -(-self._covered // paged.block_size)
+        missing = max(-(-len(self._asking.tokens) // paged.block_size) - held, 0)
         own_blocks = self._blocks[:held]
         caches = [layer.attention.kv_cache for layer in self._model.layers]
         with paged.borrowed(caches, own_blocks, missing) as behind:
@@ -109,37 +177,7 @@ class QuestionPass:
             self._restore(len(self._model.layers) - 1)
 
     def _tokens_at(self, positions: Tensor) -> list[int]:
-        question = self._question
-        return [
-            self._tokens[position]
-            if position < question.position
-            else question.tokens[position - question.position]
-            for position in positions.tolist()
-        ]
-
-    def _layout(self) -> tuple[Tensor, Tensor]:
-        """Where candidates stand among the keys, and which keys each question token sees.
-
-        Keys are the candidates' stored ones, then the question's own. A candidate that is part of the
-        question has its key there, and its stored one is seen by nobody.
-
-        Returns:
-            [candidates] int64, and bool [question, keys].
-        """
-        device, asking = self._asking.device, self._asking
-        spans = [self._spans[index] for index in self._inexact]
-        candidates = torch.cat([torch.arange(s.dst, s.end, device=device) for s in spans])
-        own = torch.arange(len(candidates), device=device)
-        within = candidates >= asking[0]
-        columns = torch.where(within, len(candidates) + candidates - asking[0], own)
-        visible = torch.cat(
-            (
-                (~within).expand(len(asking), -1),
-                asking[None, :] <= asking[:, None],
-            ),
-            dim=1,
-        )
-        return columns, visible
+        return [self._asking.tokens[position] for position in positions.tolist()]
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
@@ -172,9 +210,10 @@ class QuestionPass:
 
     def _restore(self, index: int) -> None:
         """Write the stored KV of candidates that are part of the question once more."""
-        begin = int(self._asking[0])
+        if self._asking.overlap is None:
+            return
         for span, (keys, values) in zip(self._spans, self._stored, strict=True):
-            cut = max(begin - span.dst, 0)
+            cut = max(self._asking.overlap - span.dst, 0)
             if cut < span.length:
                 self._write(index, span.dst + cut, keys[cut:], values[cut:])
 
@@ -184,7 +223,7 @@ class QuestionPass:
         self._model.tap.write(index, keys, values, paged.slots(self._blocks, positions))
 
     def _note_keys(self, index: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        self._keys = self._model.as_heads(index, keys, values)[0][-len(self._asking) :]
+        self._keys = self._model.as_heads(index, keys, values)[0][-len(self._asking.positions) :]
 
     def _queries(self) -> contextlib.ExitStack:
         """Have `_see` look at the queries of each layer's attention."""
@@ -198,14 +237,13 @@ class QuestionPass:
             def seeing(layer: Any, query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
                 stored = [self._stored[span][0] for span in self._inexact]
                 weights = question_attention(
-                    query[-len(self._asking) :],
+                    query[-len(self._asking.positions) :],
                     torch.cat((*stored, self._keys)),
-                    self._visible,
+                    self._asking.visible,
                     scale=impl.scale,
                     softcap=getattr(impl, "logits_soft_cap", None) or 0.0,
-                    pooling=self._pooling,
                 )
-                self.attention[index] = weights[self._columns]
+                self.attention[index] = weights[self._asking.columns]
                 if index == len(self._model.layers) - 1:
                     raise _Asked
                 return forward(layer, query, *args, **kwargs)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from semkv_rag.blend import BlendShape, charged_ratio, ratio_for_charged
+from semkv_rag.blend import MOST_LOOKING, BlendShape, charged_ratio, ratio_for_charged
 from semkv_rag.config import SELECTORS
 
 SHAPE = BlendShape(layers=24, reused=900, exact=60, fresh=40, head=10, question=20)
@@ -22,11 +22,18 @@ SHAPE = BlendShape(layers=24, reused=900, exact=60, fresh=40, head=10, question=
         ("kv_deviation", 2 * 940 + 22 * (40 + 135)),
         ("kv_deviation_published", 2 * 940 + 22 * (40 + 135)),
         ("query_attention", 24 * (20 + 40) + 24 * (30 + 135)),
+        ("two_hop_attention", 24 * (20 + 40) + 24 * (68 + 30 + 135)),
         ("deviation_x_attention", 24 * (20 + 40) + 2 * 930 + 22 * (30 + 135)),
     ],
 )
 def test_what_is_computed(selector: str, rows: int) -> None:
     assert charged_ratio(selector, 0.15, SHAPE) == pytest.approx(rows / (24 * 1000))
+
+
+def test_no_more_than_so_many_look_again() -> None:
+    shape = replace(SHAPE, reused=9000)
+    rows = 20 + 40 + MOST_LOOKING + 30 + 4500
+    assert charged_ratio("two_hop_attention", 0.5, shape) == pytest.approx(rows / 9100)
 
 
 def test_gradual_costs_what_one_check_costs() -> None:

@@ -151,6 +151,8 @@ LOOKING: list[dict[str, object]] = [
     {"selector": "query_attention", "ratio": 0.15},
     {"selector": "query_attention", "ratio": 0.5, "question_tokens": 30},
     {"selector": "query_attention", "ratio": 0.05, "question_tokens": 3},
+    {"selector": "two_hop_attention", "ratio": 0.15},
+    {"selector": "two_hop_attention", "ratio": 0.4, "question_tokens": 30},
     {"selector": "deviation_x_attention", "ratio": 0.15},
     {"selector": "deviation_x_attention", "ratio": 0.3, "question_tokens": 30, "check_layer": 2},
 ]

@@ -13,7 +13,6 @@ from conftest import ENGINE_ARGS
 from semkv_rag.engine import Engine
 from tests.engine.answers import assert_same, blended, plain
 from tests.engine.chunks import random_tokens, store_chunks
-from tests.engine.inside import inside
 
 OPTIONS: list[dict[str, Any]] = [
     {"ratio": 0.0},
@@ -21,19 +20,9 @@ OPTIONS: list[dict[str, Any]] = [
     {"ratio": 1.0},
     {"ratio": 0.4, "selector": "kv_deviation_gradual"},
     {"ratio": 0.2, "selector": "query_attention"},
+    {"ratio": 0.2, "selector": "two_hop_attention"},
     {"ratio": 0.2, "selector": "deviation_x_attention"},
 ]
-
-
-def take_the_strongest_head(engine: Engine) -> None:
-    """Have `query_attention` take the highest attention of all ranks' heads, not the mean."""
-
-    def change(worker: Any) -> None:
-        from semkv_rag.blend.selectors import QueryAttention
-
-        QueryAttention.pooling = "max"
-
-    inside(engine, change)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a core for each of two ranks")
@@ -46,7 +35,6 @@ def test_two_ranks_answer_as_one(
 
     with Engine(model, store=tmp_path / "one", **ENGINE_ARGS) as one:
         store_chunks(one, tokens, namespace="default")
-        take_the_strongest_head(one)
         expected = [blended(one, prompt, **options) for options in OPTIONS]
 
     first, second, *_ = sorted(os.sched_getaffinity(0))
@@ -55,7 +43,6 @@ def test_two_ranks_answer_as_one(
     with Engine(model, store=store, tensor_parallel_size=2, **ENGINE_ARGS) as two:
         assert two.gate.servable, two.gate.reason
         stored = store_chunks(two, tokens, namespace="default")
-        take_the_strongest_head(two)
         for options, answer in zip(OPTIONS, expected, strict=True):
             got = blended(two, prompt, **options)
             assert_same(got, answer)

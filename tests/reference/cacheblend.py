@@ -15,8 +15,9 @@ Selectors that look at no deviation have no check layer: what they pick is fresh
 Three more selectors are the same with a change. `kv_deviation_gradual`: above the check layer, those
 picked are compared again at each layer, and fewer of them go on to the next. `kv_deviation_published`:
 the check layer too keeps fresh K and V of picked tokens only. `k_deviation_published`: likewise, and
-only K is compared. The two that look at the question take its attention from `question`; what they
-score is that attention, or its product with the deviation.
+only K is compared. Those that look at the question score what it attends to (`asked`), each token with
+its neighbours, or the product of that with the deviation. `two_hop_attention` picks half of its tokens
+so, and the other half by what the first half attends to.
 
 Rows of a decoder meet in attention only, and there only through K and V. So every row is run
 through the whole model, and a cache hands attention the K and V that the algorithm gives each
@@ -26,6 +27,7 @@ architecture.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,9 +87,15 @@ class ReferenceModel(StoringModel):
         selector = plan.options.selector
         asked = None
         if picked is None and plan.question is not None:
-            asked = self.asked(prompt, plan, stored)
+            asked = with_neighbours(self.asked(prompt, plan, stored), plan)
         if picked is None:
             picked = _picked_up_front(plan, inexact, asked)
+        if selector == "two_hop_attention" and asked is not None:
+            assert picked is not None
+            count = int(picked.sum())
+            first = highest(asked, inexact, math.ceil(count / 2))
+            found = with_neighbours(self.found(prompt, plan, stored, first), plan)
+            picked = first | highest(found, inexact & ~first, count - int(first.sum()))
         up_front = picked is not None
         layers = len(self.decoder_layers)
         cache = _BlendCache(
@@ -120,7 +128,8 @@ class ReferenceModel(StoringModel):
         """What the plan's question attends to, [prompt tokens], nan where nothing can be picked.
 
         The question is run over the stored KV of all spans. Its weights are shared out among the
-        tokens that can be picked and its own; the mean over its tokens, heads and layers is taken.
+        tokens that can be picked and its own; the mean over its tokens, heads and layers is taken,
+        without the first layer.
         """
         question = plan.question
         assert question is not None
@@ -140,8 +149,25 @@ class ReferenceModel(StoringModel):
         weights[..., ~(inexact[: len(tokens)] | own)] = 0
         weights /= weights.sum(-1, keepdim=True)
         asked = torch.full((len(prompt),), torch.nan)
-        asked[inexact[: len(prompt)]] = weights.mean((0, 1, 2))[inexact[: len(tokens)]]
+        asked[inexact[: len(prompt)]] = weights[1:].mean((0, 1, 2))[inexact[: len(tokens)]]
         return asked
+
+    def found(
+        self,
+        prompt: Sequence[int],
+        plan: ReusePlan,
+        stored: Mapping[str, StoredKV],
+        looking: Tensor,
+    ) -> Tensor:
+        """What the tokens of `looking`, bool [prompt tokens], attend to; as `asked`."""
+        exact, inexact = masks(plan, len(prompt))
+        order = torch.arange(len(prompt))
+        kv = self.in_prompt(len(prompt), plan, stored)
+        cache = _BlendCache(kv, exact, inexact, picked=looking, check_layer=-1)
+        weights = self.weights(prompt, order, causal(order, order), cache)[1:, :, looking]
+        weights[..., ~inexact] = 0
+        found = (weights / weights.sum(-1, keepdim=True)).mean((0, 1, 2))
+        return found.where(inexact, torch.nan)
 
     def in_prompt(
         self, length: int, plan: ReusePlan, stored: Mapping[str, StoredKV]
@@ -171,6 +197,16 @@ def masks(plan: ReusePlan, length: int) -> tuple[Tensor, Tensor]:
     return exact, inexact
 
 
+def with_neighbours(scores: Tensor, plan: ReusePlan) -> Tensor:
+    """Each token's score and its two neighbours' within its span, [prompt tokens], divided by three."""
+    summed = torch.full_like(scores, torch.nan)
+    for span in plan.spans:
+        for place in range(span.dst, span.end):
+            near = range(max(place - 1, span.dst), min(place + 2, span.end))
+            summed[place] = sum(scores[other] for other in near) / 3
+    return summed
+
+
 def _counts(plan: ReusePlan, layers: int) -> list[int]:
     """How many tokens are picked, for each of the `layers` above the check layer."""
     ratio, reused = plan.options.ratio, plan.reused_tokens
@@ -198,7 +234,7 @@ def _picked_up_front(plan: ReusePlan, inexact: Tensor, asked: Tensor | None) -> 
         )
         count = round(options.ratio * len(ranked))
         return _mask([position for _, position in ranked[:count]], inexact)
-    if options.selector == "query_attention":
+    if options.selector in ("query_attention", "two_hop_attention"):
         if asked is None:
             return torch.zeros_like(inexact)
         return highest(asked, inexact, round(options.ratio * plan.reused_tokens))
