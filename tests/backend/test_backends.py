@@ -83,6 +83,10 @@ def test_options_of_a_request(backend: Backend, prompt: str) -> None:
     chosen = report_of(backend.answer(prompt, FIELDS, {"ratio": 0.4, "selector": "chunk_head"}))
     assert (chosen.ratio, chosen.selector) == (0.4, "chunk_head")
     assert 0.3 < chosen.recomputed_tokens / chosen.reused_tokens <= 0.45
+    exact = report_of(backend.answer(prompt, FIELDS, {"preset": "exact", "selector": "random"}))
+    assert (exact.ratio, exact.selector) == (1.0, "random")
+    asked = {"preset": "fast", "selector": "query_attention", "question_tokens": 5}
+    assert report_of(backend.answer(prompt, FIELDS, asked)).kv_cache == "hit"
     off = report_of(backend.answer(messages_of(prompt), FIELDS, {"enabled": False}))
     assert (off.kv_cache, off.reused_tokens) == ("skip", 0)
     long = backend.answer(prompt, {**FIELDS, "max_tokens": 6, "ignore_eos": True}, {})
@@ -103,6 +107,8 @@ def test_what_vllm_does_not_take(backend: Backend, prompt: str, streamed: bool) 
             ask(messages_of(prompt), {**FIELDS, **wrong}, {})
     with pytest.raises(OptionError, match="from 0 to 1"):
         ask(prompt, FIELDS, {"ratio": 2})
+    with pytest.raises(OptionError, match="use one of fast, balanced, exact"):
+        ask(prompt, FIELDS, {"preset": "best"})
     with pytest.raises(OptionError, match="1024"):
         ask("Question " * 2000, FIELDS, {})
 
@@ -148,6 +154,16 @@ def test_sources_come_and_go(backend: Backend) -> None:
     assert backend.forget(["harbour", "never stored"]) == 1
     assert backend.forget(["harbour"]) == 0
     assert report_of(backend.answer(ask, FIELDS, {})).kv_cache == "miss"
+
+
+def test_texts_behind_the_one_before(backend: Backend) -> None:
+    pair = ["The Vek tol mill has one wheel of oak .", "It was built by Nadia in 1988 ."]
+    result = backend.store_texts([("mill", pair)], context=["head", "left"])
+    assert result.chunks_captured == 3, "the second text is there twice"
+    for unknown in (["head", "right"], []):
+        with pytest.raises(OptionError, match="use"):
+            backend.store_texts([("mill", pair)], context=unknown)  # type: ignore[arg-type]
+    assert backend.forget(["mill"]) == 1
 
 
 def test_a_namespace_of_the_engine(local: Backend, namespace: str) -> None:
