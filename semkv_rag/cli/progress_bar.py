@@ -58,7 +58,7 @@ class ProgressBar:
         if self._phase != "asking":
             self._phase = "asking"
             self._progress.reset(self._task, total=1.0, description="Asking")
-        figures = f"{done:,}/{total:,} {self._things}, {name}"
+        figures = f"{done:,}/{total:,} requests, {name}"
         self._progress.update(self._task, completed=done / max(1, total), figures=figures)
 
     def stop(self) -> None:

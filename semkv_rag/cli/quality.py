@@ -130,7 +130,7 @@ def quality_command(
     if not precompute:
         options.open_store(store, index_url, read_only=True).close()
     with data_only_stdout(), ExitStack() as stack:
-        bar = stack.enter_context(ProgressBar("requests"))
+        bar = stack.enter_context(ProgressBar("questions"))
         from semkv_rag.engine import Engine
 
         try:
@@ -147,7 +147,7 @@ def quality_command(
                 passages=passages,
                 max_tokens=max_tokens,
                 target=target,
-                on_progress=bar.count,
+                on_progress=lambda done, total, name: bar.count(done, total, Path(name).name),
             )
         except KeyboardInterrupt:
             bar.stop()

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from semkv_rag.quality.comparing import Agreement
-from semkv_rag.quality.estimate import Estimate, estimate
+from semkv_rag.quality.estimate import Estimate, estimate, share
 from semkv_rag.quality.settings import Setting
 
 
@@ -176,8 +176,8 @@ def summary(setting: Setting, preset: bool, samples: Sequence[Sample]) -> Line:
         ratio=setting.options.ratio,
         check_layer=setting.options.check_layer,
         questions=len(samples),
-        agreement=estimate([one.equal for one in compared], places),
-        answers_equal=estimate([float(one.first_difference is None) for one in compared]),
+        agreement=share([one.equal for one in compared], places),
+        answers_equal=share([float(one.first_difference is None) for one in compared]),
         first_difference=statistics.median(parted) if parted else None,
         kl=estimate([one.kl for one in compared], places),
         first_kl=statistics.fmean(one.first_kl for one in compared),

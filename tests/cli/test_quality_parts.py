@@ -16,7 +16,7 @@ from semkv_rag.quality import Passage, Template, grid, plot, read_questions
 from semkv_rag.quality.answers import exact_match, f1, normalise
 from semkv_rag.quality.comparing import agreement, first_difference
 from semkv_rag.quality.divergence import divergence, likeliest
-from semkv_rag.quality.estimate import Estimate, estimate
+from semkv_rag.quality.estimate import Estimate, estimate, share
 from semkv_rag.quality.recommending import recommend, unknown
 from semkv_rag.quality.result import Full, Line
 from semkv_rag.quality.retrieval import StoredPassages
@@ -214,10 +214,18 @@ def test_where_answers_part() -> None:
 def test_an_estimate_and_its_interval() -> None:
     same = estimate([3, 3], [4, 4])
     assert (same.mean, same.low, same.high) == (0.75, 0.75, 0.75)
-    mixed = estimate([0, 1] * 50)
+    mixed = share([0, 1] * 50)
     assert mixed.mean == 0.5 and 0.38 < mixed.low < 0.45 and 0.55 < mixed.high < 0.62
     # Long answers weigh by their tokens.
-    assert estimate([1, 0], [1, 9]).mean == pytest.approx(0.1)
+    assert share([1, 0], [1, 9]).mean == estimate([1, 0], [1, 9]).mean == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("questions", "wilson"), [(3, 0.438), (20, 0.839), (200, 0.981)])
+def test_questions_that_all_agree_leave_a_doubt(questions: int, wilson: float) -> None:
+    """About as much as Wilson's interval of as many yeses."""
+    sure, none = share([8] * questions, [8] * questions), share([0.0] * questions)
+    assert (sure.mean, sure.high) == (1, 1) and sure.low == pytest.approx(wilson, abs=0.06)
+    assert (none.mean, none.low) == (0, 0) and none.high == pytest.approx(1 - wilson, abs=0.06)
 
 
 def test_the_grid() -> None:
