@@ -24,12 +24,11 @@ from benchmarks._common import save
 from benchmarks.quality import table_plots, verdict
 from benchmarks.quality.batches import Asked
 from benchmarks.quality.export import MODELS, load
-from benchmarks.quality.looking import SmoothedAttention, TwoLooks
 from benchmarks.quality.network import Model
 from benchmarks.quality.precomputed import MODES, Fresh, Mode, fresh, precompute
 from benchmarks.quality.questions import Questions, make_contexts, several, single
 from benchmarks.quality.study import Filter, Scores, control, cross
-from benchmarks.quality.ways import Case, Ours, Way
+from benchmarks.quality.ways import Case, Ours, Plain, Way
 
 RATIOS = (0, 2, 5, 10, 15, 20, 30, 50, 100)
 """Per cent."""
@@ -46,14 +45,14 @@ EVERY: tuple[Way, ...] = (
     Ours("kv_deviation", 3),
     Ours("kv_deviation_gradual", 1),
     Ours("kv_deviation_gradual", 2),
+    Plain(),
+    Plain(2),
+    Plain(3),
     Ours("query_attention"),
+    Ours("two_hop_attention"),
     Ours("deviation_x_attention", 1),
     Ours("deviation_x_attention", 2),
     Ours("deviation_x_attention", 3),
-    SmoothedAttention(),
-    SmoothedAttention(2),
-    SmoothedAttention(3),
-    TwoLooks(),
     Ours("chunk_head"),
     Ours("random"),
 )
@@ -62,9 +61,9 @@ IN_EVERY_MODE = (
     "k_deviation_published@1",
     "kv_deviation@2",
     "query_attention",
-    "smoothed_attention",
-    "smoothed_x_deviation@3",
-    "two_looks",
+    "two_hop_attention",
+    "deviation_x_attention@2",
+    "deviation_x_attention@3",
     "random",
 )
 """Selectors that are measured behind other contexts than none, too."""
@@ -162,7 +161,7 @@ def _points(mode: Mode, kind: str) -> list[tuple[str, int]]:
     points = []
     for charged, layers in LAYERS.items():
         for ratio in RATIOS[1:-1]:
-            if kind == "several" and (layers != 32 or ratio > 30):
+            if kind == "several" and (layers != 32 or ratio > 20):
                 continue
             if layers == 0 and (mode != MODES[0] or ratio > 20):
                 continue

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 _SHOWN = {
-    "two_looks": "tab:red",
-    "smoothed_attention": "tab:orange",
-    "smoothed_x_deviation@3": "tab:purple",
-    "query_attention": "tab:green",
+    "two_hop_attention": "tab:red",
+    "query_attention": "tab:orange",
+    "deviation_x_attention@3": "tab:purple",
+    "deviation_x_attention@2": "tab:pink",
+    "plain_attention": "tab:green",
     "kv_deviation@2": "tab:cyan",
     "kv_deviation_published@1": "tab:blue",
     "k_deviation_published@1": "tab:gray",
@@ -72,4 +73,4 @@ def _panel(axis: Any, ways: Mapping[str, Mapping[str, Any]], mode: str) -> None:
 
 def _legend(figure: Any, axis: Any) -> None:
     handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8)

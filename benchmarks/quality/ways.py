@@ -9,14 +9,21 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from benchmarks.quality.looking import picked_look, question_looks
 from benchmarks.quality.network import Model
-from benchmarks.quality.passes import Seen, cache_of, columns_of, fill, read
+from benchmarks.quality.passes import cache_of, columns_of, fill, read
 from benchmarks.quality.precomputed import Fresh, Stored
 from benchmarks.quality.questions import Questions
 from benchmarks.quality.reuse import KV
-from semkv_rag.blend import question_attention
-from semkv_rag.blend.charge import BlendShape, charged_ratio, ratio_for_charged
-from semkv_rag.blend.selectors import SELECTOR_TYPES, Candidates, pick
+from semkv_rag.blend import (
+    SELECTOR_TYPES,
+    BlendShape,
+    Candidates,
+    charged_ratio,
+    first_half,
+    pick,
+    ratio_for_charged,
+)
 
 SEED = 7
 
@@ -74,40 +81,9 @@ class Case:
         return cache
 
     @cached_property
-    def look(self) -> Seen:
-        """Each prompt's question over the stored KV."""
-        seen = Seen()
-        asked = self.questions.tokens[:, :, : self.questions.length]
-        lengths = self.questions.contexts.lengths
-        room = self.prompts * self.questions.length
-        read(self.model, cache_of(self.stored.kv, room), lengths, asked, seen=seen)
-        return seen
-
-    @cached_property
     def attention(self) -> list[Tensor]:
         """For each prompt, what its question gives each candidate, by layer, [layers, candidates]."""
-        found = []
-        asked = self.questions.length
-        for row in range(self.contexts):
-            at = self.stored.candidates(row)
-            visible = torch.cat(
-                (torch.ones(asked, len(at)), torch.ones(asked, asked).tril()), dim=1
-            ).bool()
-            for prompt in range(self.prompts):
-                mine = slice(prompt * asked, (prompt + 1) * asked)
-                by_layer = [
-                    question_attention(
-                        query[row, :, mine].transpose(0, 1),
-                        torch.cat((keys[row][:, at], key[row, :, mine]), dim=1).transpose(0, 1),
-                        visible,
-                        scale=query.shape[-1] ** -0.5,
-                    )[: len(at)]
-                    for query, key, (keys, _) in zip(
-                        self.look.queries, self.look.keys, self.stored.kv, strict=True
-                    )
-                ]
-                found.append(torch.stack(by_layer))
-        return found
+        return question_looks(self.model, self.questions, self.stored)
 
     def deviation(self, selector: str, layer: int) -> list[Tensor]:
         """For each context, how far fresh KV of `layer` is from stored, [candidates]."""
@@ -160,27 +136,58 @@ class Ours(Way):
     def cache(self, case: Case, ratios: list[float]) -> KV:
         rule = SELECTOR_TYPES[self.selector]()
         first = self.check if rule.needs_check_layer else 0
-        deviations = case.deviation(self.selector, first) if rule.needs_check_layer else None
         times = case.prompts if rule.needs_question else 1
         behind = len(case.model.layers) - first - 1
-        picked, levels = [], []
-        for row, ratio in enumerate(ratios):
-            at, ranks = case.stored.candidates(row), case.stored.ranks(row)
-            counts = rule.levels(ratio, len(at), behind)
-            for prompt in range(times):
-                candidates = Candidates(
-                    ranks,
+        scores = self._scores(case, times, first)
+        at = [case.stored.candidates(row) for row in range(case.contexts)]
+        levels = [rule.levels(r, len(a), behind) for r, a in zip(ratios, at, strict=True)]
+        if rule.looks_twice:
+            scores = self._again(case, scores, [first_half(counts[0]) for counts in levels])
+        picked = [
+            at[index // times][pick(each, levels[index // times][0])]
+            for index, each in enumerate(scores)
+        ]
+        if len(levels[0]) == 1:
+            return case.blended(picked, first, keep=rule.keeps_check_layer)
+        return self._gradually(case, picked, levels)
+
+    def _scores(self, case: Case, times: int, check: int) -> list[Tensor]:
+        """Of the candidates, for each context, or for each prompt where the question counts."""
+        rule = SELECTOR_TYPES[self.selector]()
+        deviations = case.deviation(self.selector, check) if rule.needs_check_layer else None
+        return [
+            rule.scores(
+                Candidates(
+                    case.stored.ranks(row),
                     SEED + row,
                     None if deviations is None else deviations[row],
                     case.attention[row * times + prompt][1:].mean(0)
                     if rule.needs_question
                     else None,
                 )
-                picked.append(at[pick(rule.scores(candidates), counts[0])])
-                levels.append(counts)
-        if len(levels[0]) == 1:
-            return case.blended(picked, first, keep=rule.keeps_check_layer)
-        return self._gradually(case, picked, levels)
+            )
+            for row in range(case.contexts)
+            for prompt in range(times)
+        ]
+
+    def _again(self, case: Case, scores: list[Tensor], counts: list[int]) -> list[Tensor]:
+        """Scores in which the `counts` highest are picked, and the rest have what these attend to."""
+        rule = SELECTOR_TYPES[self.selector]()
+        prompts = case.prompts
+        first = [pick(each, counts[index // prompts]) for index, each in enumerate(scores)]
+        looking = [
+            case.stored.candidates(index // prompts)[each] for index, each in enumerate(first)
+        ]
+        states = case.fresh.states[0]
+        found = []
+        for index, attention in enumerate(
+            picked_look(case.model, states, prompts, case.stored, looking)
+        ):
+            ranks = case.stored.ranks(index // prompts)
+            again = rule.scores(Candidates(ranks, SEED, None, attention[1:].mean(0)))
+            again[first[index]] = torch.inf
+            found.append(again)
+        return found
 
     def _gradually(self, case: Case, picked: list[Tensor], levels: list[list[int]]) -> KV:
         """Fewer go on from layer to layer: what was computed is compared there once more."""
@@ -210,3 +217,42 @@ class Ours(Way):
 
         fill(case.model, cache, states, going.clone(), first=self.check, narrow=narrow)
         return cache
+
+
+@dataclass(frozen=True)
+class Plain(Way):
+    """The question's attention as it was found first: the mean over all layers, no neighbour's share.
+
+    As in FusionRAG (arXiv 2601.12904) and ProphetKV (arXiv 2602.02579); with a `check` layer times the
+    deviation there.
+    """
+
+    check: int | None = None
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return "plain_attention" if self.check is None else f"plain_x_deviation@{self.check}"
+
+    @property
+    def _like(self) -> Ours:
+        if self.check is None:
+            return Ours("query_attention")
+        return Ours("deviation_x_attention", self.check)
+
+    def charged(self, ratio: float, shape: BlendShape) -> float:
+        return self._like.charged(ratio, shape)
+
+    def ratio(self, charged: float, shape: BlendShape) -> float | None:
+        return self._like.ratio(charged, shape)
+
+    def cache(self, case: Case, ratios: list[float]) -> KV:
+        deviation = None if self.check is None else case.deviation("kv_deviation", self.check)
+        picked = []
+        for index, attention in enumerate(case.attention):
+            row = index // case.prompts
+            at = case.stored.candidates(row)
+            scores = attention.mean(0)
+            if deviation is not None:
+                scores = scores * deviation[row]
+            picked.append(at[pick(scores, round(ratios[row] * len(at)))])
+        return case.blended(picked, self.check or 0)

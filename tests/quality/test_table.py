@@ -13,24 +13,22 @@ from torch import Tensor
 
 from benchmarks.quality import grammar, table, verdict, words
 from benchmarks.quality.batches import Asked, Batch, collate
-from benchmarks.quality.looking import SmoothedAttention, TwoLooks, smoothed
 from benchmarks.quality.network import Model, Shape, rotate
 from benchmarks.quality.passes import read
 from benchmarks.quality.precomputed import MODES, Mode, fresh, precompute
 from benchmarks.quality.questions import Questions, several, single
 from benchmarks.quality.reuse import Blend, blend, prefill
 from benchmarks.quality.study import Scores, cross
-from benchmarks.quality.ways import Case, Ours, Way
-from semkv_rag.blend.charge import charged_ratio
-from semkv_rag.blend.selectors import pick
+from benchmarks.quality.ways import Case, Ours, Plain, Way
+from semkv_rag.blend import charged_ratio, pick, smoothed
 
 SMALL = grammar.Recipe(documents=(2, 2), chunks=(2, 3), sentences=(3, 4), first_roots=(1, 2))
 QUERY_AWARE = (
     Ours("query_attention"),
+    Ours("two_hop_attention"),
     Ours("deviation_x_attention", 1),
-    SmoothedAttention(),
-    SmoothedAttention(1),
-    TwoLooks(),
+    Plain(),
+    Plain(1),
 )
 
 
@@ -199,9 +197,9 @@ def _changed(cache: list[tuple[Tensor, Tensor]], mine: Case, row: int, index: in
 def test_a_second_look_follows_what_the_first_found(model: Model) -> None:
     """Half of the picks are the first look's own; the others are not simply its next ones."""
     mine = case(model, asked=3)
-    one = SmoothedAttention().cache(mine, [0.2] * mine.contexts)
-    two = TwoLooks().cache(mine, [0.2] * mine.contexts)
-    half = SmoothedAttention().cache(mine, [0.1] * mine.contexts)
+    one = Ours("query_attention").cache(mine, [0.2] * mine.contexts)
+    two = Ours("two_hop_attention").cache(mine, [0.2] * mine.contexts)
+    half = Ours("query_attention").cache(mine, [0.1] * mine.contexts)
     others = 0
     for index in range(mine.contexts * mine.prompts):
         row = index // mine.prompts
@@ -211,12 +209,6 @@ def test_a_second_look_follows_what_the_first_found(model: Model) -> None:
         assert len(both) <= round(0.2 * len(mine.stored.candidates(row)))
         others += both != _changed(one, mine, row, index)
     assert others > 0
-
-
-def test_smoothing_stays_within_a_span() -> None:
-    ranks = torch.tensor([0, 1, 2, 0, 1])
-    given = smoothed(torch.tensor([0.0, 0.0, 3.0, 0.0, 6.0]), ranks)
-    assert given.tolist() == [0.0, 1.0, 1.0, 2.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -230,7 +222,7 @@ def test_a_ratio_costs_what_it_is_charged(model: Model, way: Way) -> None:
     full = 0
     if isinstance(way, Ours) and way.selector in ("kv_deviation", "deviation_x_attention"):
         full = way.check + 1
-    if isinstance(way, SmoothedAttention) and way.check:
+    if isinstance(way, Plain) and way.check:
         full = way.check + 1
     with counting(model) as rows:
         way.cache(mine, [0.25])
@@ -377,7 +369,12 @@ def _spelling(model: Model, asked: Questions) -> Tensor:
 def test_the_table_has_every_point_and_says_what_can_not_be_had(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = ("kv_deviation_published@1", "k_deviation_published@1", "kv_deviation@2", "two_looks")
+    few = (
+        "kv_deviation_published@1",
+        "k_deviation_published@1",
+        "kv_deviation@2",
+        "two_hop_attention",
+    )
     monkeypatch.setattr(table, "EVERY", tuple(way for way in table.EVERY if way.name in few))
     monkeypatch.setattr(table, "RATIOS", (0, 5, 10, 15, 20, 100))
     monkeypatch.setattr(table, "MODES", ("alone", "left"))
@@ -389,7 +386,7 @@ def test_the_table_has_every_point_and_says_what_can_not_be_had(
     for scores in found.scores.values():
         assert all(len(ok) == len(scores.asked) for ok in scores.ways.values())
     assert ways["alone kv_deviation@2 32 5"] == {"cannot": True}
-    point = ways["alone two_looks 32 20"]
+    point = ways["alone two_hop_attention 32 20"]
     assert point["charged"] <= 20 and point["uncharged"] < point["charged"]
     for name in ("cross", "control", "chain", "depth 2", "several", "cross interval"):
         assert name in point
