@@ -1,8 +1,9 @@
 """How long the matcher takes to find chunks in a prompt, and what the index weighs.
 
-    python benchmarks/matcher.py [--chunks 10000 100000 1000000] [--repeats 30]
+    python benchmarks/matcher.py [--chunks 10000 100000 1000000] [--repeats 30] [--variants 2]
 
-Stores of chunks of 512 tokens; prompts of 8,192. Ids are drawn log-uniformly from a vocabulary of
+Stores of chunks of 512 tokens, behind a head of 32 and, with two variants, half of them again behind the
+head and the chunk before; prompts of 8,192. Ids are drawn log-uniformly from a vocabulary of
 50,000, so that frequent tokens are frequent, and every tenth chunk starts with the same 32 tokens,
 so that the windows there are crowded. Prompts, a fresh one in each repeat:
 
@@ -10,6 +11,7 @@ stored       16 stored chunks at odd offsets, with other text between them
 miss         text that is not stored
 boilerplate  the 32 shared tokens again and again, with other text between them
 neighbours   32 halves of stored chunks one after another
+document     16 stored chunks that are neighbours, with 2 other tokens between them
 one token    the same token 8,192 times, against a store that holds such a chunk as well
 
 Tokens are computed from the chunk's number whenever they are asked for, and the time of that is
@@ -41,7 +43,10 @@ BOILERPLATE_EVERY = 10
 ADD_BATCH = 1000
 TARGET_MS = 10
 
-_NO_CONTEXT = np.zeros(0, dtype=np.int32)
+HEAD_TOKENS = 32
+LEFT = 1 << 40
+"""Added to the number of a chunk: its variant behind its neighbour."""
+
 _ONE_TOKEN = "one-token".ljust(64, "0")
 
 
@@ -55,6 +60,7 @@ def tokens_of_seeds(seeds: NDArray[np.uint64]) -> TokenArray:
 
 
 BOILERPLATE = tokens_of_seeds(np.arange(BOILERPLATE_TOKENS, dtype=np.uint64))
+HEAD = tokens_of_seeds(np.arange(HEAD_TOKENS, dtype=np.uint64) + np.uint64(1 << 50))
 
 
 def chunks(numbers: NDArray[np.int64]) -> TokenArray:
@@ -73,21 +79,27 @@ def chunk_id(number: int) -> str:
 def stored_tokens(ids: Sequence[str]) -> Mapping[str, StoredTokens]:
     """The look-up of the index, computed instead of stored."""
     numbered = [chunk for chunk in ids if chunk != _ONE_TOKEN]
-    rows = chunks(np.array([int(chunk, 16) for chunk in numbered], dtype=np.int64))
-    found = dict(zip(numbered, rows, strict=True))
+    numbers = np.array([int(chunk, 16) for chunk in numbered], dtype=np.int64)
+    rows, before = chunks(numbers % LEFT), chunks(np.maximum(numbers % LEFT - 1, 0))
+    found = {}
+    for chunk, number, tokens, neighbour in zip(numbered, numbers, rows, before, strict=True):
+        context = HEAD if number < LEFT else np.concatenate((HEAD, neighbour))
+        found[chunk] = StoredTokens(tokens, context)
     if len(numbered) < len(ids):
-        found[_ONE_TOKEN] = np.full(CHUNK_TOKENS, 7, dtype=np.int32)
-    return {chunk: StoredTokens(tokens, _NO_CONTEXT) for chunk, tokens in found.items()}
+        found[_ONE_TOKEN] = StoredTokens(np.full(CHUNK_TOKENS, 7, dtype=np.int32), HEAD)
+    return found
 
 
-def build(count: int) -> tuple[ChunkIndex, float]:
-    """An index of `count` chunks, and the seconds that `add` took in all."""
+def build(count: int, variants: int) -> tuple[ChunkIndex, float]:
+    """An index of `count` chunks, all variants counted, and the seconds that `add` took in all."""
     index = ChunkIndex(stored_tokens)
     index.add([(_ONE_TOKEN, np.full(CHUNK_TOKENS, 7, dtype=np.int32))])
     seconds = 0.0
-    for first in range(0, count, ADD_BATCH):
-        numbers = np.arange(first, min(first + ADD_BATCH, count))
-        batch = list(zip(map(chunk_id, numbers.tolist()), chunks(numbers), strict=True))
+    texts, step = count // variants, ADD_BATCH // variants
+    for first in range(0, texts, step):
+        numbers = np.arange(first, min(first + step, texts))
+        numbers = np.concatenate([numbers + LEFT * variant for variant in range(variants)])
+        batch = list(zip(map(chunk_id, numbers.tolist()), chunks(numbers % LEFT), strict=True))
         started = time.perf_counter()
         index.add(batch)
         seconds += time.perf_counter() - started
@@ -95,7 +107,7 @@ def build(count: int) -> tuple[ChunkIndex, float]:
 
 
 class Prompts:
-    """Endless prompts of each kind over a store of `count` chunks."""
+    """Endless prompts of each kind over a store of `count` texts."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -124,6 +136,13 @@ class Prompts:
         numbers = self._random.integers(self._count, size=2 * STORED_PER_PROMPT).tolist()
         half = CHUNK_TOKENS // 2
         return self._fill([self._chunk(number)[half:] for number in numbers])
+
+    def document(self) -> TokenArray:
+        first = int(self._random.integers(self._count - STORED_PER_PROMPT))
+        parts = [HEAD]
+        for number in range(first, first + STORED_PER_PROMPT):
+            parts += [self._chunk(number), self._text(2)]
+        return self._fill(parts)
 
     def one_token(self) -> TokenArray:
         return np.full(PROMPT_TOKENS, 7, dtype=np.int32)
@@ -174,16 +193,17 @@ def one_by_one(index: ChunkIndex, first: int, repeats: int) -> dict[str, float]:
     return summary(times_ms)
 
 
-def run(counts: Sequence[int], repeats: int) -> Iterator[dict[str, Any]]:
+def run(counts: Sequence[int], repeats: int, variants: int) -> Iterator[dict[str, Any]]:
     """The figures of each store size."""
     for count in counts:
-        index, seconds = build(count)
-        prompts = Prompts(count)
+        index, seconds = build(count, variants)
+        prompts = Prompts(count // variants)
         kinds = {
             "stored": prompts.stored,
             "miss": prompts.miss,
             "boilerplate": prompts.boilerplate,
             "neighbours": prompts.neighbours,
+            "document": prompts.document,
             "one token": prompts.one_token,
         }
         gc.collect()
@@ -229,10 +249,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--chunks", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--variants", type=int, choices=(1, 2), default=1, help="of each text")
     options = parser.parse_args()
-    sizes = list(run(options.chunks, options.repeats))
-    figures = {"chunk_tokens": CHUNK_TOKENS, "prompt_tokens": PROMPT_TOKENS, "sizes": sizes}
-    print(save("matcher", figures, lambda figure: draw(figure, sizes)))
+    sizes = list(run(options.chunks, options.repeats, options.variants))
+    figures = {
+        "chunk_tokens": CHUNK_TOKENS,
+        "prompt_tokens": PROMPT_TOKENS,
+        "variants": options.variants,
+        "sizes": sizes,
+    }
+    name = "matcher" if options.variants == 1 else f"matcher-{options.variants}-variants"
+    print(save(name, figures, lambda figure: draw(figure, sizes)))
 
 
 if __name__ == "__main__":
