@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.quality import grammar, table, verdict, words
+from benchmarks.quality import grammar, pooling, table, verdict, words
 from benchmarks.quality.batches import Asked, Batch, collate
 from benchmarks.quality.network import Model, Shape, rotate
 from benchmarks.quality.passes import read
@@ -172,6 +172,16 @@ def _seen_over(
         x = x + block.self_attn.o_proj(mixed.transpose(1, 2).flatten(2))
         x = x + block.mlp(block.post_attention_layernorm(x))
     return x, given
+
+
+def test_pooling_is_measured_on_the_weights_that_selectors_see(model: Model) -> None:
+    mine = case(model)
+    raw = pooling.weights(model, mine.questions, mine.stored)
+    for given, attention in zip(raw, mine.attention, strict=True):
+        torch.testing.assert_close(given.mean((1, 2)), attention, rtol=1e-4, atol=1e-6)
+    found = pooling.measure(model, 1)
+    assert all(shares == sorted(shares) for shares in found.values())
+    assert len(found) == 2 * len(pooling.POOLS)
 
 
 def test_attention_picks_what_it_finds(model: Model) -> None:
