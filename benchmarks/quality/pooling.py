@@ -30,8 +30,8 @@ from semkv_rag.blend import smoothed
 ROOT = Path(__file__).resolve().parents[2]
 FOUND = (4, 6, 8, 12, 24)
 Pool = Callable[[Tensor, Tensor], Tensor]
-"""Takes weights [layers, heads, question, candidates] and norms of stored values [layers, candidates]; gives
-[candidates]."""
+"""Takes weights [layers, heads, question, candidates], and norms of stored values [layers, candidates];
+gives [candidates]."""
 
 POOLS: dict[str, Pool] = {
     "mean over heads, tokens, layers": lambda w, _: w.mean((0, 1, 2)),
