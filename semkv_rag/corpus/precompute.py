@@ -214,9 +214,9 @@ class _Run:
                 share = number / len(sources)
                 self._on_progress(PrecomputeProgress("reading", number, len(sources), share))
         # A chunk most like another may be any document's: each has to be looked at when one changes.
-        together = sorted(document.digest for document in self._corpus)
+        together = _digest(*sorted(document.digest for document in self._corpus))
         for document in self._corpus:
-            self._compare(replace(document, digest=_digest(document.digest, *together)))
+            self._compare(replace(document, digest=_digest(document.digest, together)))
 
     def _compare(self, document: _Document) -> None:
         if self._is_stored(document):
