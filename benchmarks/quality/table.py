@@ -252,7 +252,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         measured[folder.name] = measure(load(folder), given.seeds, given.contexts, given.questions)
         show(folder.name, measured[folder.name])
         print(f"  {time.monotonic() - began:.0f} s", flush=True)
-    lines = verdict.lines({name: found.scores["one"] for name, found in measured.items()})
+    one, several_ = (
+        {name: found.scores[kind] for name, found in measured.items()}
+        for kind in ("one", "several")
+    )
+    lines = verdict.lines(one, several_)
     print("\n" + "\n".join(lines))
     told = {name: figures(found) for name, found in measured.items()}
     save("quality_table", {"models": told, "verdict": lines}, table_plots.frontier(told))

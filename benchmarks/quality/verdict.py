@@ -32,10 +32,15 @@ def pooled(models: Mapping[str, Scores]) -> Scores:
     return merged
 
 
-def lines(models: Mapping[str, Scores]) -> list[str]:
-    """The comparison for each model and for all of them, ready to be printed."""
+def lines(one: Mapping[str, Scores], several: Mapping[str, Scores]) -> list[str]:
+    """The comparison for each model and for all of them, ready to be printed.
+
+    Args:
+        one, several: by model, the answers to prompts that ask one question, and several.
+    """
     told = []
-    for name, scores in [*models.items(), ("all models", pooled(models))]:
+    both = [(name, scores, several[name]) for name, scores in one.items()]
+    for name, scores, more in [*both, ("all models", pooled(one), pooled(several))]:
         told.append(f"{name}: cross questions over all tasks, chunks computed alone")
         told.append(
             f"  full prefill {scores.share('full', cross):.1f}, plain reuse "
@@ -43,14 +48,16 @@ def lines(models: Mapping[str, Scores]) -> list[str]:
         )
         for charge, words in _CHARGES.items():
             told += _against_published(scores, charge, words)
-        told += _recovered(scores)
+        for mode in ("alone", "left"):
+            told += _recovered(scores, mode, f"computed {mode}")
+            told += _recovered(more, mode, f"computed {mode}, several questions at once")
     return told
 
 
 def _against_published(scores: Scores, charge: str, words: str) -> list[str]:
     told = []
     for ratio in (5, 10, 15, 20):
-        best = _best(scores, charge, ratio)
+        best = _best(scores, "alone", charge, ratio)
         way = f"alone {best} {charge} {ratio}"
         parts = [f"{best} {scores.share(way, cross):.1f} {_span(scores.interval(way, cross))}"]
         for rule, selector in PUBLISHED.items():
@@ -66,31 +73,32 @@ def _against_published(scores: Scores, charge: str, words: str) -> list[str]:
     return told
 
 
-def _best(scores: Scores, charge: str, ratio: int) -> str:
+def _best(scores: Scores, mode: str, charge: str, ratio: int) -> str:
     """The selector with the highest share, the published ones and the controls left out."""
     left_out = {*PUBLISHED.values(), *_OTHERS}
     able = [
         way
         for way in scores.ways
-        if way.startswith("alone ")
+        if way.startswith(f"{mode} ")
         and way.endswith(f" {charge} {ratio}")
         and way.split()[1] not in left_out
     ]
     return max(able, key=lambda way: scores.share(way, cross)).split()[1]
 
 
-def _recovered(scores: Scores) -> list[str]:
+def _recovered(scores: Scores, mode: str, words: str) -> list[str]:
     told = []
-    for ratio, what in ((15, "recovered of full - reuse"), (20, "of full")):
-        for selector in dict.fromkeys((_best(scores, "32", ratio), *SHOWN)):
-            way = f"alone {selector} 32 {ratio}"
-            less = "alone nothing" if ratio == 15 else None
+    for ratio, what, demand in ((15, "recovered of full - reuse", 90), (20, "of full", 98)):
+        for selector in dict.fromkeys((_best(scores, mode, "32", ratio), *SHOWN)):
+            way = f"{mode} {selector} 32 {ratio}"
+            if way not in scores.ways:
+                continue  # it is not measured behind every context
+            less = f"{mode} nothing" if ratio == 15 else None
             middle, low, high = share_of_full(scores, way, less)
-            demand = 90 if ratio == 15 else 98
             met = "met" if middle >= demand else "NOT met"
             told.append(
-                f"  {selector} at {ratio} % charged: {middle:.1f} [{low:.1f}, {high:.1f}] % {what}"
-                f" (at least {demand}: {met})"
+                f"  {words}: {selector} at {ratio} % charged: {middle:.1f} "
+                f"[{low:.1f}, {high:.1f}] % {what} (at least {demand}: {met})"
             )
     return told
 

@@ -400,7 +400,7 @@ def test_the_table_has_every_point_and_says_what_can_not_be_had(
     assert point["charged"] <= 20 and point["uncharged"] < point["charged"]
     for name in ("cross", "control", "chain", "depth 2", "several", "cross interval"):
         assert name in point
-    lines = verdict.lines({"random": found.scores["one"]})
+    lines = verdict.lines(*({"random": found.scores[kind]} for kind in ("one", "several")))
     assert any("can't; plain reuse" in line for line in lines)
 
 
