@@ -11,7 +11,9 @@ AS_STORED = "as stored"
 """The stored KV as it is, nothing recomputed: what there is to win, and the quickest to ask first."""
 EXACT = "exact"
 """The preset that answers as full prefill does: how far full prefill is from itself."""
-DEFAULT_SELECTORS = tuple(dict.fromkeys((BALANCED.selector, "query_attention", "chunk_head")))
+DEFAULT_SELECTORS = tuple(
+    dict.fromkeys((BALANCED.selector, "kv_deviation", "two_hop_attention", "chunk_head"))
+)
 DEFAULT_RATIOS = (0.05, 0.15, 0.3)
 
 
