@@ -130,6 +130,7 @@ SELECTORS = (
     "kv_deviation_gradual",
     "query_attention",
     "two_hop_attention",
+    "fresh_early_attention",
     "deviation_x_attention",
     "chunk_head",
     "random",
@@ -138,7 +139,12 @@ SELECTORS = (
     "kv_deviation_published",
     "k_deviation_published",
 )
-QUERY_AWARE = ("query_attention", "two_hop_attention", "deviation_x_attention")
+QUERY_AWARE = (
+    "query_attention",
+    "two_hop_attention",
+    "fresh_early_attention",
+    "deviation_x_attention",
+)
 
 
 def options_over(over: Mapping[str, Any], under: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class Candidates:
         seed: the same for the same plan, so that a request that is preempted and started again
             picks the same tokens.
         deviation: [tokens], float32: of fresh from stored KV at the check layer, as the selector's
-            `deviation` measures it, over all heads. None for selectors that need no check layer.
+            `deviation` measures it, over all heads. None for selectors that do not compare.
         attention: [tokens], float32: what the question gives each token (`question_attention`), or in a
             second look what the tokens that were picked first give it; mean over the layers behind the
             first, which knows words and places only. None for selectors that need no question.
@@ -43,7 +43,10 @@ class Selector(ABC):
     """Scores candidates; the highest are recomputed, the earlier token first among equals."""
 
     needs_check_layer: ClassVar[bool] = False
-    """Whether the layers up to the check layer are computed for every candidate, to compare."""
+    """Whether the layers up to the check layer are computed for every candidate."""
+
+    compares: ClassVar[bool] = False
+    """Whether fresh and stored KV are compared at the check layer."""
 
     needs_question: ClassVar[bool] = False
     """Whether the question is run over the stored KV first, to see what it attends to."""
@@ -87,6 +90,7 @@ class KVDeviation(Selector):
     """CacheBlend's rule (arXiv 2405.16444, section 4.3): highest KV deviation at a check layer."""
 
     needs_check_layer = True
+    compares = True
 
     def scores(self, candidates: Candidates) -> Tensor:
         assert candidates.deviation is not None
@@ -153,10 +157,22 @@ class TwoHopAttention(QueryAttention):
     looks_twice = True
 
 
+class FreshEarlyAttention(QueryAttention):
+    """The same tokens as `QueryAttention`, with the layers up to the check layer computed for all.
+
+    Nothing is compared there. What a token needs of other chunks in the first layers is then right for
+    all of them, which in a deep model costs little and in some models is most of what is needed.
+    """
+
+    needs_check_layer = True
+    compares = False
+
+
 class DeviationTimesAttention(QueryAttention):
     """What differs and is asked for: the product of both scores."""
 
     needs_check_layer = True
+    compares = True
 
     def scores(self, candidates: Candidates) -> Tensor:
         assert candidates.deviation is not None
@@ -193,6 +209,7 @@ SELECTOR_TYPES: dict[str, type[Selector]] = {
     "kv_deviation_gradual": GradualKVDeviation,
     "query_attention": QueryAttention,
     "two_hop_attention": TwoHopAttention,
+    "fresh_early_attention": FreshEarlyAttention,
     "deviation_x_attention": DeviationTimesAttention,
     "chunk_head": ChunkHead,
     "random": Random,

@@ -67,7 +67,8 @@ def test_the_product_takes_what_differs_and_is_attended_to() -> None:
     both = candidates(deviation=deviation, attention=attention)
     # With their neighbours: .1 .3 .2 of the first span, 1.2 1.3 .6 .3 of the second.
     assert pick(SELECTOR_TYPES["deviation_x_attention"]().scores(both), 2).tolist() == [1, 4]
-    assert pick(SELECTOR_TYPES["query_attention"]().scores(both), 2).tolist() == [3, 4]
+    for name in ("query_attention", "fresh_early_attention"):
+        assert pick(SELECTOR_TYPES[name]().scores(both), 2).tolist() == [3, 4]
 
 
 def test_chunk_head_takes_spans_in_turn() -> None:

@@ -16,8 +16,9 @@ Three more selectors are the same with a change. `kv_deviation_gradual`: above t
 picked are compared again at each layer, and fewer of them go on to the next. `kv_deviation_published`:
 the check layer too keeps fresh K and V of picked tokens only. `k_deviation_published`: likewise, and
 only K is compared. Those that look at the question score what it attends to (`asked`), each token with
-its neighbours, or the product of that with the deviation. `two_hop_attention` picks half of its tokens
-so, and the other half by what the first half attends to.
+its neighbours, or the product of that with the deviation. `fresh_early_attention` is the former with the
+layers up to the check layer fresh. `two_hop_attention` picks half of its tokens as the former, and the
+other half by what the first half attends to.
 
 Rows of a decoder meet in attention only, and there only through K and V. So every row is run
 through the whole model, and a cache hands attention the K and V that the algorithm gives each
@@ -108,6 +109,7 @@ class ReferenceModel(StoringModel):
             keeps_check_layer=not selector.endswith("_published"),
             keys_only=selector == "k_deviation_published",
             asked=asked,
+            compares=selector != "fresh_early_attention",
         )
         order = torch.arange(len(prompt))
         logprobs = self.forward(prompt, order, causal(order, order), cache)[-1]
@@ -238,7 +240,7 @@ def _picked_up_front(plan: ReusePlan, inexact: Tensor, asked: Tensor | None) -> 
         if asked is None:
             return torch.zeros_like(inexact)
         return highest(asked, inexact, round(options.ratio * plan.reused_tokens))
-    if "deviation" in options.selector:
+    if "deviation" in options.selector or options.selector == "fresh_early_attention":
         return None
     raise ValueError(f"{options.selector} needs rows")
 
@@ -265,6 +267,7 @@ class _BlendCache(DynamicCache):
         keeps_check_layer: whether fresh K and V that were computed to be compared are kept.
         keys_only: whether only K is compared.
         asked: what the question attends to, if that counts.
+        compares: whether the deviation counts.
         levels: what was picked, for each layer above the check layer.
     """
 
@@ -277,6 +280,7 @@ class _BlendCache(DynamicCache):
     keeps_check_layer: bool = True
     keys_only: bool = False
     asked: Tensor | None = None
+    compares: bool = True
     deviation: Tensor | None = None
     levels: list[Tensor] = field(default_factory=list)
     blended: list[LayerKV] = field(default_factory=list)
@@ -313,6 +317,9 @@ class _BlendCache(DynamicCache):
         if self.deviation is None:
             self.deviation = torch.where(self.inexact, deviation, torch.nan)
         score = deviation if self.asked is None else deviation * self.asked
+        if not self.compares:
+            assert self.asked is not None
+            score = self.asked
         among = self.inexact if self.picked is None else self.picked
         self.picked = highest(score, among, self.counts[level])
         self.levels.append(self.picked)
