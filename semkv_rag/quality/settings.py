@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from semkv_rag.config import BALANCED, DEFAULT_NAMESPACE, PRESETS, ReuseOptions
+from semkv_rag.config import DEFAULT_NAMESPACE, PRESETS, ReuseOptions
 
 AS_STORED = "as stored"
 """The stored KV as it is, nothing recomputed: what there is to win, and the quickest to ask first."""
 EXACT = "exact"
 """The preset that answers as full prefill does: how far full prefill is from itself."""
 DEFAULT_SELECTORS = tuple(
-    dict.fromkeys((BALANCED.selector, "kv_deviation", "two_hop_attention", "chunk_head"))
+    dict.fromkeys((*(preset.selector for preset in PRESETS.values()), "kv_deviation", "chunk_head"))
 )
 DEFAULT_RATIOS = (0.05, 0.15, 0.3)
 
