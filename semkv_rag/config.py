@@ -23,9 +23,9 @@ class Preset:
 
 
 # Chosen by the measurements in docs/quality.md; nowhere else is a default of these written down.
-BALANCED = Preset(ratio=0.15, selector="kv_deviation", check_layer=1)
+BALANCED = Preset(ratio=0.15, selector="fresh_early_attention", check_layer=1)
 PRESETS: Mapping[str, Preset] = {
-    "fast": Preset(ratio=0.05, selector="kv_deviation", check_layer=1),
+    "fast": Preset(ratio=0.05, selector="query_attention", check_layer=1),
     "balanced": BALANCED,
     # Everything is computed but what is right as it is: exact spans, and vLLM's prefix cache.
     "exact": replace(BALANCED, ratio=1.0),

@@ -119,7 +119,8 @@ def test_none_is_block_diagonal_attention(pair: Pair, prompt: str) -> None:
 def test_kv_deviation_is_cacheblend(
     pair: Pair, prompt: str, ratio: float, check_layer: int
 ) -> None:
-    answer, tokens, plan = ask(pair, prompt, ratio=ratio, check_layer=check_layer)
+    options = {"selector": "kv_deviation", "ratio": ratio, "check_layer": check_layer}
+    answer, tokens, plan = ask(pair, prompt, **options)
     expected = pair.reference.blend(tokens, plan, pair.stored)
     assert picked_positions(pair.engine, plan, tokens) == list(expected.picked)
     assert answer.report.recomputed_tokens == len(expected.picked)

@@ -55,7 +55,9 @@ class Case:
     stored: dict[str, StoredKV]
 
     def plan(self, **options: object) -> ReusePlan:
-        return ReusePlan(self.spans, self.spans[-1].end, ReuseOptions.from_mapping(options))
+        """With CacheBlend's own rule unless another is named."""
+        chosen = ReuseOptions.from_mapping({"selector": "kv_deviation", **options})
+        return ReusePlan(self.spans, self.spans[-1].end, chosen)
 
 
 def mixed_case(model: ReferenceModel) -> Case:
