@@ -60,6 +60,7 @@ from semkv_rag.engine.transfer import (
 from semkv_rag.errors import OptionError, StoreError
 from semkv_rag.report import ReuseReport
 from semkv_rag.reuse import (
+    Conversations,
     ImageRows,
     ReusePlan,
     TokenArray,
@@ -140,6 +141,7 @@ class RequestPlanner:
         self._fusion = fusion
         self._image_obstacle = image_obstacle
         self._store_fault = store_fault
+        self._conversations = Conversations()
         self._requests: dict[str, _Tracked] = {}
         self._blends: list[BlendTask] = []
         self._ended: list[str] = []
@@ -243,7 +245,8 @@ class RequestPlanner:
             spans = self._catalogue.match(options.namespace, prompt)
             end = first_to_compute(spans, tracked.images)
             plan = make_plan(spans, len(prompt), options, end)
-            tracked.plan = None if plan is None else plan.asking(prompt)
+            if plan is not None:
+                tracked.plan = self._conversations.carry_on(plan.asking(prompt), prompt)
         except StoreError as error:
             reason = f"the store's index cannot be read: {error}"
         except Exception as error:

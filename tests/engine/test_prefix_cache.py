@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from semkv_rag.config import ReuseOptions
+from conftest import ENGINE_ARGS
+from semkv_rag.config import QUERY_AWARE, ReuseOptions
 from semkv_rag.engine import Completion, Engine
 from tests.engine.answers import SAMPLING, assert_same, blended, plain
 from tests.engine.chunks import Stored, Tokens, random_tokens, store_chunks
@@ -77,18 +78,31 @@ def test_the_same_plan_again_is_a_prefix_hit(engine: Engine, namespace: str) -> 
     assert_same(first, again)
 
 
+def test_a_conversation_goes_on_with_its_blended_blocks(engine: Engine, namespace: str) -> None:
+    """Its later prompts ask something else, of KV that was blended for the first question."""
+    prompt = prompt_of(three_chunks(engine, namespace))
+    first = blended(engine, prompt, namespace=namespace)
+    later = [*prompt, *first.token_ids, *random_tokens(805, 40)]
+    second = blended(engine, later, namespace=namespace)
+    assert second.report.selector in QUERY_AWARE
+    assert second.report.cached_tokens > len(prompt) - 2 * ENGINE_ARGS["block_size"]
+    engine.reset_prefix_cache()
+    assert_same(second, blended(engine, later, namespace=namespace))
+
+
 def test_a_plan_half_in_the_prefix_cache_picks_the_same_tokens(
     engine: Engine, namespace: str
 ) -> None:
     """The first blocks come from the cache; the others must be what they were the first time."""
     chunks = three_chunks(engine, namespace)
     prompt = prompt_of(chunks)
-    first = blended(engine, prompt, namespace=namespace)
+    options = {"namespace": namespace, "selector": "kv_deviation"}
+    first = blended(engine, prompt, **options)
     # Another end, the same plan up to the question: all its blocks but the last are in the cache.
-    other = blended(engine, [*prompt[:-12], *random_tokens(802, 12)], namespace=namespace)
+    other = blended(engine, [*prompt[:-12], *random_tokens(802, 12)], **options)
     assert other.report.cached_tokens > len(HEAD)
     engine.reset_prefix_cache()
-    alone = blended(engine, [*prompt[:-12], *random_tokens(802, 12)], namespace=namespace)
+    alone = blended(engine, [*prompt[:-12], *random_tokens(802, 12)], **options)
     assert_same(other, alone)
     assert first.report.reused_tokens == other.report.reused_tokens
 
