@@ -7,8 +7,9 @@ are over whichever of plain and `off` was faster in that round.
 
 Prompts are 512-token chunks in an order of their own behind a few tokens of text, so that none is exact,
 and a question; nothing comes from vLLM's prefix cache. Beside each speed-up stands the arithmetic limit
-of its selector: what plain prefill computes, over what the blend must compute (linear layers, and
-attention from where the picked tokens stand), if nothing else took time.
+of its picks: what plain prefill computes, over what the blend must compute (linear layers, and
+attention from where the picked tokens stand), if nothing else took time. Ratios are of `kv_deviation`,
+which picks by what it has computed anyway; the presets are measured beside them.
 
     python benchmarks/ttft.py [--lengths 1024,2048,4096,8192] [--repeats 5] [--model FOLDER]
 
@@ -41,7 +42,9 @@ os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # lets `inside` ask the w
 CHUNK = 512
 TEXT = 16
 QUESTION = 16
+SELECTOR = "kv_deviation"
 RATIOS = (0.0, 0.05, 0.15, 0.30, 1.0)
+ASKED = ("fast", "balanced")
 
 
 @dataclass(frozen=True)
@@ -154,9 +157,10 @@ def measure(
                     ("off", ours, unknown, ReuseOptions(enabled=False)),
                     ("miss", ours, unknown, ReuseOptions()),
                     *(
-                        (f"{ratio:.0%}", ours, prompt, ReuseOptions(ratio=ratio))
+                        (f"{ratio:.0%}", ours, prompt, ReuseOptions(ratio=ratio, selector=SELECTOR))
                         for ratio in RATIOS
                     ),
+                    *((name, ours, prompt, ReuseOptions.preset(name)) for name in ASKED),
                 ]
                 random.Random(repeat).shuffle(runs)
                 for name, engine, tokens, options in runs:
@@ -178,7 +182,8 @@ def measure(
         "chunk_tokens": CHUNK,
         "text_tokens": TEXT,
         "question_tokens": QUESTION,
-        "selector": "kv_deviation",
+        "selector": SELECTOR,
+        "presets": {name: ReuseOptions.preset(name).to_mapping() for name in ASKED},
         "check_layer": ReuseOptions().check_layer,
         "repeats": arguments.repeats,
         "lengths": results,
@@ -228,7 +233,7 @@ def print_row(result: dict[str, Any]) -> None:
         times, limit = entry["ttft_ms"], entry.get("limit")
         against = f", limit {limit:.2f}, {entry['of_limit']:.2f} of it" if limit else ""
         print(
-            f"  {name:6} {times['median']:9.1f} ms ({times['min']:.1f} to {times['max']:.1f}), "
+            f"  {name:8} {times['median']:9.1f} ms ({times['min']:.1f} to {times['max']:.1f}), "
             f"speed-up {entry['speedup']['median']:.3f}{against}",
             flush=True,
         )
@@ -238,8 +243,7 @@ def draw(figure: Any, figures: dict[str, Any]) -> None:
     """Speed-ups by prompt length, with each selector's limit dashed."""
     axes = figure.subplots()
     lengths = [result["prompt_tokens"] for result in figures["lengths"]]
-    for index, ratio in enumerate(RATIOS):
-        name = f"{ratio:.0%}"
+    for index, name in enumerate([*(f"{ratio:.0%}" for ratio in RATIOS), *ASKED]):
         entries = [result["methods"][name] for result in figures["lengths"]]
         medians = [entry["speedup"]["median"] for entry in entries]
         low = [m - entry["speedup"]["min"] for m, entry in zip(medians, entries, strict=True)]
@@ -250,10 +254,11 @@ def draw(figure: Any, figures: dict[str, Any]) -> None:
             yerr=[low, high],
             marker="o",
             color=f"C{index}",
-            label=f"{name} recomputed",
+            label=name if name in ASKED else f"{name} recomputed",
         )
-        limits = [entry["limit"] for entry in entries]
-        axes.plot(lengths, limits, "--", color=f"C{index}", alpha=0.5)
+        if name not in ASKED:
+            limits = [entry["limit"] for entry in entries]
+            axes.plot(lengths, limits, "--", color=f"C{index}", alpha=0.5)
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [str(length) for length in lengths])
     axes.set_xlabel("prompt tokens, 512-token chunks")
