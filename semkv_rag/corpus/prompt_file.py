@@ -14,6 +14,7 @@ from typing import Any
 
 from semkv_rag.config import DEFAULT_NAMESPACE, check_namespace
 from semkv_rag.errors import OptionError
+from semkv_rag.messages import text_messages
 
 _FIELDS = ("prompt", "messages", "namespace", "source_version")
 
@@ -73,7 +74,11 @@ def _prompt_line(name: str, values: Any, namespace: str) -> PromptLine:
     version = values.get("source_version", "")
     if not isinstance(version, str):
         raise OptionError(f"source_version is {version!r}: use a text")
-    prompt = _text(values["prompt"]) if "prompt" in values else _messages(values["messages"])
+    prompt = (
+        _text(values["prompt"])
+        if "prompt" in values
+        else text_messages(values["messages"], "only text can be stored ahead")
+    )
     return PromptLine(name, prompt, check_namespace(values.get("namespace", namespace)), version)
 
 
@@ -81,18 +86,3 @@ def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise OptionError(f"prompt is {value!r}: use a text")
     return value
-
-
-def _messages(values: Any) -> Sequence[Mapping[str, Any]]:
-    if not isinstance(values, list) or not values:
-        raise OptionError("messages: give a list with at least one")
-    for message in values:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise OptionError("messages: each is an object with a role and content")
-        content = message.get("content")
-        parts = content if isinstance(content, list) else []
-        if any(not isinstance(part, dict) or part.get("type") != "text" for part in parts):
-            raise OptionError("messages: only text can be stored ahead")
-        if any(not isinstance(part.get("text"), str) for part in parts):
-            raise OptionError("messages: a part of type text has its text")
-    return values

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from semkv_rag.errors import OptionError
+from semkv_rag.messages import text_messages
 
 _NEWLINE = "\n"
+_IMAGES = "prompts with images are not compared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ def _question(name: str, values: Any) -> Question:
     if "prompt" in values:
         return Question(name, prompt=_prompt(values["prompt"]), answers=answers)
     if "messages" in values:
-        return Question(name, prompt=_messages(values["messages"]), answers=answers)
+        return Question(name, prompt=text_messages(values["messages"], _IMAGES), answers=answers)
     text = values.get("question")
     if not isinstance(text, str) or not text.strip():
         raise OptionError("give a prompt, messages or a question, as a text that is not empty")
@@ -144,20 +146,7 @@ def _passages(values: Any) -> tuple[Passage, ...]:
 
 def _prompt(value: Any) -> str | Sequence[Mapping[str, Any]]:
     if isinstance(value, list):
-        return _messages(value)
+        return text_messages(value, _IMAGES)
     if not isinstance(value, str) or not value:
         raise OptionError("prompt: give a text or messages")
     return value
-
-
-def _messages(values: Any) -> Sequence[Mapping[str, Any]]:
-    if not isinstance(values, list) or not values:
-        raise OptionError("messages: give a list with at least one")
-    for message in values:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise OptionError("messages: each is an object with a role and content")
-        parts = message.get("content")
-        parts = parts if isinstance(parts, list) else []
-        if any(not isinstance(part, dict) or part.get("type") != "text" for part in parts):
-            raise OptionError("messages: prompts with images are not compared")
-    return values

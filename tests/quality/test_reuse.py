@@ -19,18 +19,6 @@ SMALL = grammar.Recipe(documents=(2, 2), chunks=(2, 2), sentences=(2, 3), first_
 
 
 @pytest.fixture(scope="module")
-def model() -> Model:
-    """Random weights, large enough that every token's attention counts."""
-    torch.manual_seed(1)
-    model = Model(Shape(layers=4))
-    with torch.no_grad():
-        for name, weight in model.layers.named_parameters():
-            if weight.ndim == 2:
-                weight.mul_(2.0 if "proj" in name else 1.0)
-    return model
-
-
-@pytest.fixture(scope="module")
 def batch() -> Batch:
     draw = random.Random(2)
     contexts = [grammar.make_context(draw, SMALL, held=True) for _ in range(2)]

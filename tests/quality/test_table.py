@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.quality import grammar, pooling, table, verdict, words
 from benchmarks.quality.batches import Asked, Batch, collate
-from benchmarks.quality.network import Model, Shape, rotate
+from benchmarks.quality.network import Model, rotate
 from benchmarks.quality.passes import read
 from benchmarks.quality.precomputed import MODES, Mode, fresh, precompute
 from benchmarks.quality.questions import Questions, several, single
@@ -30,18 +30,6 @@ QUERY_AWARE = (
     Plain(),
     Plain(1),
 )
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    """Random weights, large enough that every token's attention counts."""
-    torch.manual_seed(1)
-    model = Model(Shape(layers=4))
-    with torch.no_grad():
-        for name, weight in model.layers.named_parameters():
-            if weight.ndim == 2:
-                weight.mul_(2.0 if "proj" in name else 1.0)
-    return model
 
 
 def contexts(seed: int, count: int) -> list[grammar.Context]:
