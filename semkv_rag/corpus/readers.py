@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bs4 import BeautifulSoup, NavigableString
-from pypdf import PdfReader
 
 from semkv_rag.errors import CorpusError
 
@@ -157,6 +156,9 @@ def _read_html(path: Path) -> str:
 
 
 def _read_pdf(path: Path) -> str:
+    # A third of a second that each of an engine's processes would pay.
+    from pypdf import PdfReader
+
     # pypdf has errors of its own, but a broken file also ends in KeyError, RecursionError and more.
     try:
         with PdfReader(path) as reader:
