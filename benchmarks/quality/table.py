@@ -7,21 +7,21 @@ layer is one of 6, and as the same picks would cost in a model of 32 layers with
 compare with the published rules as their papers count, they are also left uncharged. Shares are per cent
 of questions answered right as a whole, names never trained on, with 95 % intervals by context.
 
-Writes build/bench/quality_table.json, quality_table.png and quality_modes.png.
+Writes build/bench/quality_table.json, quality_table.md, quality_table.png and quality_modes.png.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from benchmarks._common import save
-from benchmarks.quality import table_plots, verdict
+from benchmarks.quality import table_plots, table_text, verdict
 from benchmarks.quality.batches import Asked
 from benchmarks.quality.export import MODELS, load
 from benchmarks.quality.network import Model
@@ -49,6 +49,7 @@ EVERY: tuple[Way, ...] = (
     Plain(2),
     Plain(3),
     Ours("query_attention"),
+    Ours("fresh_early_attention", 1),
     Ours("two_hop_attention"),
     Ours("deviation_x_attention", 1),
     Ours("deviation_x_attention", 2),
@@ -61,6 +62,7 @@ IN_EVERY_MODE = (
     "k_deviation_published@1",
     "kv_deviation@2",
     "query_attention",
+    "fresh_early_attention@1",
     "two_hop_attention",
     "deviation_x_attention@2",
     "deviation_x_attention@3",
@@ -237,6 +239,15 @@ def show(name: str, found: Measured) -> None:
                     print(f"      {selector.name:26s}" + "".join(told), flush=True)
 
 
+def mean_uncharged(models: Iterable[Measured]) -> dict[str, float]:
+    """By way, the mean uncharged ratio over all models, per cent."""
+    costs: dict[str, list[float]] = {}
+    for found in models:
+        for way in found.costs:
+            costs.setdefault(way, []).append(found.cost(way)[0])
+    return {way: sum(each) / len(each) for way, each in costs.items()}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=Path, nargs="*", default=sorted(MODELS.glob("*/")))
@@ -261,6 +272,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     told = {name: figures(found) for name, found in measured.items()}
     save("quality_table", {"models": told, "verdict": lines}, table_plots.frontier(told))
     path = save("quality_modes", {"models": sorted(told)}, table_plots.modes(told))
+    text = table_text.tables(
+        one, several_, mean_uncharged(measured.values()), [way.name for way in EVERY], filters()
+    )
+    path.with_name("quality_table.md").write_text(text)
     print(f"\n{path.with_name('quality_table.json')}")
 
 

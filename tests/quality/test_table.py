@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.quality import grammar, pooling, table, verdict, words
+from benchmarks.quality import grammar, pooling, table, table_text, verdict, words
 from benchmarks.quality.batches import Asked, Batch, collate
 from benchmarks.quality.network import Model, rotate
 from benchmarks.quality.passes import read
@@ -20,11 +20,12 @@ from benchmarks.quality.questions import Questions, several, single
 from benchmarks.quality.reuse import Blend, blend, prefill
 from benchmarks.quality.study import Scores, cross
 from benchmarks.quality.ways import Case, Ours, Plain, Way
-from semkv_rag.blend import charged_ratio, pick, smoothed
+from semkv_rag.blend import SELECTOR_TYPES, charged_ratio, pick, smoothed
 
 SMALL = grammar.Recipe(documents=(2, 2), chunks=(2, 3), sentences=(3, 4), first_roots=(1, 2))
 QUERY_AWARE = (
     Ours("query_attention"),
+    Ours("fresh_early_attention", 1),
     Ours("two_hop_attention"),
     Ours("deviation_x_attention", 1),
     Plain(),
@@ -218,7 +219,7 @@ def test_a_ratio_costs_what_it_is_charged(model: Model, way: Way) -> None:
     mine = case(model, count=1, asked=1)
     shape = mine.shape(0, 4)
     full = 0
-    if isinstance(way, Ours) and way.selector in ("kv_deviation", "deviation_x_attention"):
+    if isinstance(way, Ours) and SELECTOR_TYPES[way.selector].needs_check_layer:
         full = way.check + 1
     if isinstance(way, Plain) and way.check:
         full = way.check + 1
@@ -390,6 +391,17 @@ def test_the_table_has_every_point_and_says_what_can_not_be_had(
         assert name in point
     lines = verdict.lines(*({"random": found.scores[kind]} for kind in ("one", "several")))
     assert any("can't; plain reuse" in line for line in lines)
+    text = table_text.tables(
+        *({"random": found.scores[kind]} for kind in ("one", "several")),
+        table.mean_uncharged([found]),
+        few,
+        table.filters(),
+    )
+    row = next(line for line in text.splitlines() if line.startswith("| `kv_deviation@2`"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[1] == "-"
+    point = ways["alone kv_deviation@2 32 20"]
+    assert cells[5] == f"{point['cross']:.0f} ({point['uncharged']:.0f})"
 
 
 def test_the_comparison_is_paired_by_context() -> None:
