@@ -47,16 +47,30 @@ ENGINE_ARGS = {
     "seed": 0,
 }
 
+# What takes minutes in one process begins first, so that both end at about the same time.
+LONGEST = (
+    "tests/engine/test_architectures.py",
+    "llama-index-llms-semkv",
+    "langchain-semkv",
+    "tests/cli/test_engine_verbs.py",
+)
+
 _counter = itertools.count()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is shared by more than a file stays together."""
-    for item in items:
-        path = item.path.relative_to(ROOT)
-        group = path.parts[1] if path.parts[0] == "integrations" else path
-        item.add_marker(pytest.mark.xdist_group(str(group)))
+    """What is shared by more than a file stays together; the longest first."""
+    groups = {item: _group(item) for item in items}
+    for item, group in groups.items():
+        item.add_marker(pytest.mark.xdist_group(group))
+    place = {group: index for index, group in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(groups[item], len(place)))
+
+
+def _group(item: pytest.Item) -> str:
+    path = item.path.relative_to(ROOT)
+    return path.parts[1] if path.parts[0] == "integrations" else str(path)
 
 
 @pytest.fixture(scope="session")

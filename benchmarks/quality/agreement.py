@@ -8,7 +8,9 @@ probabilities in nats, and the error of attention's outputs, |blend - full| / |f
 question's tokens and the layers. Neither knows right from wrong answers; lower is closer. Random weights
 attend to almost everything alike, so there any token is about as good to compute as any other.
 
-Writes build/bench/agreement.json.
+Ratios are uncharged; beside each is what it would be charged in a model of 32 layers.
+
+Writes build/bench/agreement.json and agreement.png.
 """
 
 from __future__ import annotations
@@ -16,102 +18,135 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import load_file
 from torch import Tensor
 
-from benchmarks.quality import grammar, rules, words
+from benchmarks._common import save
+from benchmarks.quality import grammar, words
 from benchmarks.quality.batches import Batch
 from benchmarks.quality.network import Model, Shape
-from benchmarks.quality.reuse import Blend, Score, blend, prefill, whole
-from benchmarks.quality.study import RATIOS
+from benchmarks.quality.passes import read
+from benchmarks.quality.precomputed import fresh, precompute
+from benchmarks.quality.questions import Questions
+from benchmarks.quality.reuse import KV
+from benchmarks.quality.ways import Case, Ours
 
 ROOT = Path(__file__).resolve().parents[2]
 READER = ROOT / "examples" / "reader"
 CORPUS = ROOT / "examples" / "corpus"
+RATIOS = (0, 5, 10, 15, 20, 30, 100)
+"""Per cent."""
+SELECTORS = (
+    Ours("kv_deviation_published", 1),
+    Ours("k_deviation_published", 1),
+    Ours("kv_deviation", 1),
+    Ours("kv_deviation", 2),
+    Ours("query_attention"),
+    Ours("fresh_early_attention", 1),
+    Ours("two_hop_attention"),
+    Ours("deviation_x_attention", 1),
+    Ours("chunk_head"),
+    Ours("random"),
+)
+_LAYERS = 32
 Prompt = tuple[list[list[int]], list[int]]
 """Chunks of tokens, and the question's tokens."""
-_RULES: dict[str, tuple[Score, int]] = {
-    "HKVD@1": (rules.by_deviation, 1),
-    "HKVD@2": (rules.by_deviation, 2),
-    "random": (rules.by_chance(1), -1),
-    "chunk head": (rules.by_chunk_head, -1),
-}
 
 
-def one_row(prompt: Prompt) -> Batch:
-    """The prompt as a batch of one context with one question."""
+@dataclass(frozen=True)
+class Closeness:
+    """Means over all prompts.
+
+    Attributes:
+        divergence: KL(full || blend) of the next word, nats.
+        error: relative error of attention's outputs.
+        charged: per cent of full prefill, in a model of 32 layers.
+    """
+
+    divergence: float
+    error: float
+    charged: float
+
+
+def as_case(model: Model, prompt: Prompt) -> Case:
+    """The prompt with its chunks stored alone."""
     chunks, question = prompt
-    tokens = [token for chunk in chunks for token in chunk]
+    tokens = torch.tensor([[token for chunk in chunks for token in chunk]])
     place = torch.tensor([[i for i, chunk in enumerate(chunks) for _ in chunk]])
-    behind = torch.zeros(1, len(question), dtype=torch.int64)
-    return Batch(
-        tokens=torch.tensor([tokens + question]),
-        positions=torch.arange(len(tokens) + len(question))[None],
+    nobody = torch.zeros(1, 0, dtype=torch.int64)
+    context = Batch(
+        tokens=tokens,
+        positions=torch.arange(tokens.shape[1])[None],
         chunks=place,
         documents=torch.zeros_like(place),
-        lengths=torch.tensor([len(tokens)]),
-        question=behind,
-        question_chunk=behind,
+        lengths=torch.tensor([tokens.shape[1]]),
+        question=nobody,
+        question_chunk=nobody,
         asked=[],
         carriers=[],
     )
+    asked = Questions(context, torch.tensor([[question]]), len(question), [[]])
+    return Case(model, asked, fresh(model, context), precompute(model, context, "alone"))
 
 
 class _Watch:
-    """Keeps what each layer's attention gives for the question."""
+    """Asks, and keeps what each layer's attention gives for the question."""
 
     def __init__(self, model: Model) -> None:
-        self.outputs: list[Tensor] = []
+        self._model = model
+        self._outputs: list[Tensor] = []
+        self._on = False
         self._hooks = [
-            module.register_forward_hook(lambda _m, _i, output: self.outputs.append(output))
+            module.register_forward_hook(self._keep)
             for name, module in model.named_modules()
             if name.endswith("o_proj")
         ]
 
-    def take(self, split: int) -> Tensor:
-        """[layers, question tokens, hidden]; forgets them."""
-        taken = torch.cat([output[:, split:] for output in self.outputs])
-        self.outputs.clear()
-        return taken
+    def _keep(self, module: torch.nn.Module, args: object, output: Tensor) -> None:
+        if self._on:
+            self._outputs.append(output)
+
+    @torch.no_grad()
+    def ask(self, case: Case, cache: KV) -> tuple[Tensor, Tensor]:
+        """The next word's log-probabilities, and attention's outputs, [layers, question, hidden]."""
+        self._on, self._outputs = True, []
+        last = read(self._model, cache, case.questions.contexts.lengths, case.questions.tokens)
+        self._on = False
+        return self._model.logits(last[0, 0, -1]).log_softmax(-1), torch.cat(self._outputs)
 
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
 
 
-def measure(model: Model, prompts: Sequence[Prompt]) -> dict[str, tuple[float, float]]:
-    """By way: mean divergence (nats) and mean relative error of attention outputs."""
+def measure(model: Model, prompts: Sequence[Prompt]) -> dict[str, Closeness]:
+    """By way, `SELECTOR RATIO`."""
     watch = _Watch(model)
-    sums: dict[str, list[tuple[float, float]]] = {}
+    sums: dict[str, list[tuple[float, float, float]]] = {}
     for prompt in prompts:
-        batch = one_row(prompt)
-        last, _ = prefill(model, batch, whole(batch))
-        full, outputs = _log_probabilities(model, last), watch.take(batch.split)
-        _, stored = prefill(model, batch, batch.chunks)
-        watch.take(batch.split)
-        for name, (score, check) in _RULES.items():
-            for ratio in (*RATIOS, 1.0):
-                last, _ = blend(model, batch, stored, Blend(ratio, score, check))
-                blended = _log_probabilities(model, last)
+        case = as_case(model, prompt)
+        full, outputs = watch.ask(case, case.cached(case.fresh.kv))
+        for selector in SELECTORS:
+            for ratio in RATIOS:
+                blended, near = watch.ask(case, selector.cache(case, [ratio / 100]))
                 divergence = F.kl_div(blended, full, log_target=True, reduction="sum").item()
-                error = (watch.take(batch.split) - outputs).norm(dim=-1) / outputs.norm(dim=-1)
-                way = f"{name} {100 * ratio:g}"
-                sums.setdefault(way, []).append((divergence, error.mean().item()))
+                error = (near - outputs).norm(dim=-1) / outputs.norm(dim=-1)
+                charged = 100 * selector.charged(ratio / 100, case.shape(0, _LAYERS))
+                sums.setdefault(f"{selector.name} {ratio}", []).append(
+                    (divergence, error.mean().item(), charged)
+                )
     watch.close()
     return {
-        way: (sum(d for d, _ in each) / len(each), sum(e for _, e in each) / len(each))
+        way: Closeness(*(sum(column) / len(each) for column in zip(*each, strict=True)))
         for way, each in sums.items()
     }
-
-
-def _log_probabilities(model: Model, last: Tensor) -> Tensor:
-    with torch.no_grad():
-        return torch.log_softmax(model.logits(last[0, -1]), -1)
 
 
 def random_model() -> Model:
@@ -171,24 +206,49 @@ def reader_prompts(count: int, split: Callable[[str], list[int]]) -> list[Prompt
     return prompts
 
 
+def plot(models: Mapping[str, Mapping[str, Closeness]]) -> Callable[[Any], None]:
+    """Divergence by what it is charged, one panel for each model."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots(1, len(models), squeeze=False)[0]
+        for axis, (name, ways) in zip(axes, models.items(), strict=True):
+            for selector in SELECTORS:
+                found = [ways[f"{selector.name} {ratio}"] for ratio in RATIOS[:-1]]
+                axis.plot(
+                    [each.charged for each in found],
+                    [each.divergence for each in found],
+                    marker=".",
+                    label=selector.name,
+                )
+            axis.set_yscale("log")
+            axis.set_title(name, fontsize=10)
+            axis.set_xlabel("charged, % of full prefill", fontsize=8)
+        axes[0].set_ylabel("KL(full || blend), nats")
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
+
+    return draw
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompts", type=int, default=40)
     count = parser.parse_args().prompts
-    read, split = reader()
+    read_, split = reader()
     results = {
         "random weights": measure(random_model(), yardstick_prompts(count)),
-        "reader": measure(read, reader_prompts(count, split)),
+        "reader": measure(read_, reader_prompts(count, split)),
     }
     for name, ways in results.items():
         print(f"\n{name}, {count} prompts: divergence (nats) / error of attention outputs")
-        for rule in _RULES:
-            told = [(r, *ways[f"{rule} {100 * r:g}"]) for r in (*RATIOS, 1.0)]
-            numbers = "  ".join(f"{100 * r:g} %: {d:.3g} / {e:.3f}" for r, d, e in told)
-            print(f"  {rule:12s} {numbers}")
-    out = ROOT / "build" / "bench" / "agreement.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(results, indent=1) + "\n")
+        for selector in SELECTORS:
+            told = [(ratio, ways[f"{selector.name} {ratio}"]) for ratio in RATIOS]
+            numbers = "  ".join(f"{r} %: {c.divergence:.2g} / {c.error:.3f}" for r, c in told)
+            print(f"  {selector.name:26s} {numbers}")
+    figures = {
+        name: {way: vars(each) for way, each in ways.items()} for name, ways in results.items()
+    }
+    print(f"\n{save('agreement', {'prompts': count, 'models': figures}, plot(results))}")
 
 
 if __name__ == "__main__":

@@ -214,6 +214,17 @@ def test_a_client_that_leaves_stops_its_run(server: Server) -> None:
         assert removed < 400
 
 
+def until_stored(engine: Engine, server: Server, prompt: list[int]) -> str:
+    """Wait for the prompt in the server's store; its id there."""
+    id_ = chunk_id(engine.fingerprint, "default", token_array([]), token_array(prompt))
+    until = time.monotonic() + 60
+    with KVStore(server.store, read_only=True) as store:
+        while not store.prompts.get(engine.fingerprint, "default", [id_]):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+    return id_
+
+
 def test_a_prompt_that_was_asked_before(engine: Engine, server: Server) -> None:
     prompt = random_tokens(701, server.captures_beyond + 20)
 
@@ -226,11 +237,7 @@ def test_a_prompt_that_was_asked_before(engine: Engine, server: Server) -> None:
 
     first = ask(server.api_key)
     assert (first.served_by, first.tiers["exact_text"]) == (None, "miss")
-    until = time.monotonic() + 60
-    with KVStore(server.store, read_only=True) as store:
-        while not any(record.kind == "prompt" for record in store.chunks(namespace="default")):
-            assert time.monotonic() < until
-            time.sleep(0.1)
+    until_stored(engine, server, prompt)
     again = ask(server.api_key)
     assert (again.served_by, again.exact_tokens) == ("exact_text", len(prompt) - 1)
     assert ask(server.tenant_key).served_by is None, "another tenant's"
@@ -242,12 +249,8 @@ def test_a_prompt_that_was_asked_before(engine: Engine, server: Server) -> None:
 def test_outcomes_are_told_of_ones_own_prompts(engine: Engine, server: Server) -> None:
     prompt = random_tokens(702, server.captures_beyond + 20)
     client_of(server).completions.create(model=server.model, prompt=prompt, **FREE)
+    id_ = until_stored(engine, server, prompt)
     with KVStore(server.store) as store:
-        id_ = chunk_id(engine.fingerprint, "default", token_array([]), token_array(prompt))
-        until = time.monotonic() + 60
-        while not store.prompts.get(engine.fingerprint, "default", [id_]):
-            assert time.monotonic() < until
-            time.sleep(0.1)
         explored = asdict(Explored("default", id_, "semantic", "an encoder", 0.9))
 
         def tell(key: str, **fields: Any) -> httpx.Response:

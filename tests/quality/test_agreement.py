@@ -5,18 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.quality.agreement import measure, one_row, reader, reader_prompts, yardstick_prompts
+from benchmarks.quality import agreement
+from benchmarks.quality.agreement import as_case, measure, reader, reader_prompts, yardstick_prompts
 from benchmarks.quality.network import Model, Shape
-from benchmarks.quality.reuse import prefill, whole
+from benchmarks.quality.passes import read
 
 
 def test_agreement_is_perfect_when_everything_is_computed_and_falls_with_less() -> None:
     torch.manual_seed(5)
     found = measure(Model(Shape(layers=4)), yardstick_prompts(2))
-    for rule in ("HKVD@1", "HKVD@2", "random", "chunk head"):
-        assert found[f"{rule} 100"] == pytest.approx((0, 0), abs=1e-5)
-        assert found[f"{rule} 0"][1] > 0.01
-        assert found[f"{rule} 0"][1] > found[f"{rule} 30"][1]
+    for selector in agreement.SELECTORS:
+        all_, some, none = (found[f"{selector.name} {ratio}"] for ratio in (100, 30, 0))
+        assert (all_.divergence, all_.error) == pytest.approx((0, 0), abs=1e-5)
+        assert none.error > 0.01
+        assert none.error > some.error
+        assert none.charged < some.charged
 
 
 def test_the_reader_answers_a_question_about_its_documents() -> None:
@@ -25,8 +28,9 @@ def test_the_reader_answers_a_question_about_its_documents() -> None:
     prompts = reader_prompts(8, split)
     right = 0
     for chunks, question in prompts:
-        batch = one_row((chunks, question))
-        last, _ = prefill(model, batch, whole(batch))
-        answer = int(model.logits(last[0, -1]).argmax())
+        case = as_case(model, (chunks, question))
+        lengths, tokens = case.questions.contexts.lengths, case.questions.tokens
+        last = read(model, case.cached(case.fresh.kv), lengths, tokens)
+        answer = int(model.logits(last[0, 0, -1]).argmax())
         right += any(answer in chunk for chunk in chunks)
     assert right >= 7
