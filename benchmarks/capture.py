@@ -12,13 +12,19 @@ stream    requests one right behind the other, all of one side, in turns: what t
 Beside the times stands the processor time of the worker's thread in the model's steps, where K and V
 are kept: whoever else uses the machine does not count in it, nor waiting for the writing threads.
 
+Times of requests differ by some per cent for no reason of ours, so what a capture does is measured on its
+own, too: how long it holds up the model's thread (`held`), and the processor time that its own threads,
+which copy and write, take beside it (`beside`). Their sum, over the whole answer without capture, is what
+a capture would cost if nothing ran beside anything; the caches and the memory that they share with the
+model are not in it.
+
 A ratio is taken over two neighbours, and the median of ratios is given with the middle half of them and
 with the range in which the median lies at 95 % confidence.
 
     python benchmarks/capture.py [--lengths 1024,4096] [--pairs 40] [--streams 10] [--model FOLDER]
 
 Writes build/bench/capture.json and capture.png. Ends with 1 when a capture costs a request more than 2 %.
-About ten minutes on two cores.
+About half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -27,6 +33,7 @@ import argparse
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,7 +67,7 @@ class Asking:
         self._sampling = {"max_tokens": answer_tokens, "temperature": 0.0, "ignore_eos": True}
         self._vocabulary = min(len(engine.tokenizer), 1000)
         self._seed = 0
-        inside(engine, watch_steps)
+        inside(engine, watch)
 
     def times(self, side: str, length: int, count: int = 1) -> dict[str, float]:
         """ms of requests one behind the other, each with a prompt of its own: of one, their mean.
@@ -71,6 +78,7 @@ class Asking:
         self._seed += count
         self._engine.reset_prefix_cache()
         assert self._engine.store is not None
+        inside(self._engine, spent)
         with tiered(self._engine, TierOptions(capture=side == ON), {}) as tiering:
             began, ttft = time.perf_counter(), 0.0
             for prompt in prompts:
@@ -78,32 +86,48 @@ class Asking:
                 ttft += answer.ttft_ms
                 assert answer.report.kv_cache == "miss" and answer.report.cached_tokens == 0
             total = 1000 * (time.perf_counter() - began)
-            steps = inside(self._engine, time_in_steps)
             tiering.settle()
+        times = {"ttft": ttft, "total": total, **inside(self._engine, spent)}
         stored = self._engine.store.evict(0, kind="prompt")
         assert len(stored) == (count if side == ON else 0), "every capture was stored"
-        return {"ttft": ttft / count, "total": total / count, "steps": steps / count}
+        return {what: ms / count for what, ms in times.items()}
 
 
-def watch_steps(worker: Any) -> None:
-    """Have a worker measure its steps; called in its process."""
-    execute = worker.execute_model
-    worker.bench_ms = 0.0
+def watch(worker: Any) -> None:
+    """Have a worker measure its steps and its captures; called in its process."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    def measured(*arguments: Any, **options: Any) -> Any:
-        began = time.thread_time()
-        try:
-            return execute(*arguments, **options)
-        finally:
-            worker.bench_ms += 1000 * (time.thread_time() - began)
+    worker.bench_ms = {"steps": 0.0, "held": 0.0}
+    worker.bench_beside_ms = 0.0
 
-    worker.execute_model = measured
+    def measured(function: Any, what: str, clock: Any) -> Any:
+        def measuring(*arguments: Any, **options: Any) -> Any:
+            began = clock()
+            try:
+                return function(*arguments, **options)
+            finally:
+                worker.bench_ms[what] += 1000 * (clock() - began)
+
+        return measuring
+
+    worker.execute_model = measured(worker.execute_model, "steps", time.thread_time)
+    capture = get_kv_transfer_group().executor._capture
+    for name in ("begin_step", "see", "end_step"):
+        setattr(capture, name, measured(getattr(capture, name), "held", time.perf_counter))
 
 
-def time_in_steps(worker: Any) -> float:
-    """ms of processor time in steps since it was last asked."""
-    spent, worker.bench_ms = worker.bench_ms, 0.0
-    return float(spent)
+def spent(worker: Any) -> dict[str, float]:
+    """ms since it was last asked: `steps`, `held` and `beside`."""
+    times: dict[str, float] = worker.bench_ms
+    worker.bench_ms = dict.fromkeys(times, 0.0)
+    beside = 1000 * sum(
+        time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+        for thread in threading.enumerate()
+        if thread.name.startswith("semkv-") and thread.ident is not None
+    )
+    times["beside"] = beside - worker.bench_beside_ms
+    worker.bench_beside_ms = beside
+    return times
 
 
 def main() -> None:
@@ -158,6 +182,11 @@ def measure(asking: Asking, length: int, arguments: argparse.Namespace) -> dict[
                 if number >= 0:
                     runs[side].append(times)
         result[way] = {what: compared(runs, what) for what in WHAT}
+        own = {what: summary([times[what] for times in runs[ON]]) for what in ("held", "beside")}
+        share = (
+            sum(told["median"] for told in own.values()) / result[way]["total"]["off_ms"]["median"]
+        )
+        result[way]["own_ms"], result[way]["own_share"] = own, round(share, 4)
         for what, name in WHAT.items():
             told = result[way][what]
             print(
@@ -166,6 +195,11 @@ def measure(asking: Asking, length: int, arguments: argparse.Namespace) -> dict[
                 f" (middle half {told['middle_half']}, median within {told['median_within']})",
                 flush=True,
             )
+        print(
+            f"{length:5} tokens, {way:6} a capture holds up the model {own['held']['median']:.1f} ms and"
+            f" works {own['beside']['median']:.1f} ms beside it: {share:.4f} of the whole answer",
+            flush=True,
+        )
     return result
 
 
