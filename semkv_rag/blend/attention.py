@@ -26,16 +26,17 @@ def question_attention(
     """
     question, heads, head_dim = queries.shape
     kv_heads = keys.shape[1]
-    grouped = (queries.float() * scale).view(question, kv_heads, heads // kv_heads, head_dim)
+    grouped = (queries.float() * scale).view(question, kv_heads, -1, head_dim)
     hidden = ~visible[:, None]
     pooled = torch.zeros(len(keys), device=keys.device)
-    # One at a time: [question, group, keys] is the largest tensor here.
+    # One at a time: [question * group, keys] is the largest tensor here. Rows in one piece: CPU kernels
+    # multiply a stack of small matrices at half the speed.
     for head in range(kv_heads):
-        logits = grouped[:, head] @ keys[:, head].float().T
+        logits = grouped[:, head].reshape(-1, head_dim) @ keys[:, head].contiguous().float().T
         if softcap:
             logits = torch.tanh(logits / softcap) * softcap
-        weights = logits.masked_fill_(hidden, -torch.inf).softmax(-1).flatten(0, 1)
-        pooled += weights.sum(0)
+        logits.view(question, -1, len(keys)).masked_fill_(hidden, -torch.inf)
+        pooled += logits.softmax(-1).sum(0)
     return pooled / (question * heads)
 
 
