@@ -155,9 +155,10 @@ class ChunkCapture:
             if index == len(buffer.layers):
                 take = self._memory.take
                 buffer.layers.append((take(buffer.wanted, k), take(buffer.wanted, v)))
-            for kept, fresh in zip(buffer.layers[index], (k, v), strict=True):
-                if (copy := self._copier.copy(kept[into], fresh)) is not None:
-                    buffer.copies.append(copy)
+            kept_keys, kept_values = buffer.layers[index]
+            copy = self._copier.copy((kept_keys[into], kept_values[into]), (k, v))
+            if copy is not None:
+                buffer.copies.append(copy)
 
     def _find_rows(self, slots: Tensor) -> list[tuple[_Buffer, slice, slice]]:
         """Where in the batch each task's rows are, and where in its memory they go.

@@ -20,7 +20,10 @@ from semkv_rag.engine.threads import pool_beside_model
 UNDER_WAY = 8
 """Copies that may wait: each holds memory that the model would otherwise use again."""
 WORTH_BYTES = 128 << 10
-"""A smaller copy takes less time than handing it over."""
+"""Of K: a smaller copy takes less time than handing it over."""
+
+Pair = tuple[Tensor, Tensor]
+"""A layer's K and V."""
 
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
@@ -37,20 +40,27 @@ class RowCopier:
         self._thread = pool_beside_model(1, "semkv-copy")
         self._free = BoundedSemaphore(UNDER_WAY)
 
-    def copy(self, into: Tensor, rows: Tensor) -> Future[None] | None:
-        """Copy `rows` into memory of the same shape and type; both [tokens, kv_heads, head_dim].
+    def copy(self, into: Pair, rows: Pair) -> Future[None] | None:
+        """Copy a layer's K and V, each [tokens, kv_heads, head_dim], into memory of the same kind.
 
         Returns:
-            Done once the copy is made; None when it is already, or a GPU's stream has it.
+            Done once the copies are made; None when they are already, or a GPU's stream has them.
         """
-        beside = self._eager and rows.device.type == "cpu" and rows.nbytes >= WORTH_BYTES
+        keys, _ = rows
+        beside = self._eager and keys.device.type == "cpu" and keys.nbytes >= WORTH_BYTES
         if not beside or not self._free.acquire(blocking=False):
-            into.copy_(rows)
+            for kept, fresh in zip(into, rows, strict=True):
+                kept.copy_(fresh)
             return None
-        # NumPy copies in this one thread; PyTorch would start a team of threads, on the model's cores.
-        future = self._thread.submit(np.copyto, _array(into), _array(rows))
-        future.add_done_callback(lambda _: self._free.release())
-        return future
+        return self._thread.submit(self._copy, into, rows)
+
+    def _copy(self, into: Pair, rows: Pair) -> None:
+        try:
+            # NumPy copies in this one thread; PyTorch would start a team, on the model's cores.
+            for kept, fresh in zip(into, rows, strict=True):
+                np.copyto(_array(kept), _array(fresh))
+        finally:
+            self._free.release()
 
     def close(self) -> None:
         """Finish the copies under way."""
