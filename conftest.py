@@ -30,6 +30,8 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     own = cores[int(worker.removeprefix("gw")) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
     if own:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, own)))
+        # PyTorch outside of vLLM: threads of two processes that wait for each other's cores spin.
+        os.environ.setdefault("OMP_NUM_THREADS", str(len(own)))
 
 if TYPE_CHECKING:
     from semkv_rag.engine import Engine
