@@ -23,7 +23,7 @@ class Preset:
 
 
 # Chosen by the measurements in docs/quality.md; nowhere else is a default of these written down.
-BALANCED = Preset(ratio=0.15, selector="fresh_early_attention", check_layer=1)
+BALANCED = Preset(ratio=0.15, selector="deviation_weighted_attention", check_layer=1)
 PRESETS: Mapping[str, Preset] = {
     "fast": Preset(ratio=0.05, selector="query_attention", check_layer=1),
     "balanced": BALANCED,
@@ -130,7 +130,7 @@ SELECTORS = (
     "kv_deviation_gradual",
     "query_attention",
     "two_hop_attention",
-    "fresh_early_attention",
+    "deviation_weighted_attention",
     "deviation_x_attention",
     "chunk_head",
     "random",
@@ -142,7 +142,7 @@ SELECTORS = (
 QUERY_AWARE = (
     "query_attention",
     "two_hop_attention",
-    "fresh_early_attention",
+    "deviation_weighted_attention",
     "deviation_x_attention",
 )
 

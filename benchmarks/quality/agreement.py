@@ -49,7 +49,7 @@ SELECTORS = (
     Ours("kv_deviation", 1),
     Ours("kv_deviation", 2),
     Ours("query_attention"),
-    Ours("fresh_early_attention", 1),
+    Ours("deviation_weighted_attention", 1),
     Ours("two_hop_attention"),
     Ours("deviation_x_attention", 1),
     Ours("chunk_head"),

@@ -8,7 +8,7 @@ from typing import Any
 _SHOWN = {
     "two_hop_attention": "tab:red",
     "query_attention": "tab:orange",
-    "fresh_early_attention@1": "tab:olive",
+    "deviation_weighted_attention@1": "tab:olive",
     "deviation_x_attention@3": "tab:purple",
     "deviation_x_attention@2": "tab:pink",
     "plain_attention": "tab:green",

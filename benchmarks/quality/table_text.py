@@ -14,7 +14,7 @@ BY_TASK = (
     "k_deviation_published@1",
     "plain_attention",
     "query_attention",
-    "fresh_early_attention@1",
+    "deviation_weighted_attention@1",
     "two_hop_attention",
     "deviation_x_attention@3",
 )

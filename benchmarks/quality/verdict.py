@@ -15,7 +15,12 @@ PUBLISHED = {
 }
 _CHARGES = {"32": "charged as in 32 layers", "uncharged": "uncharged"}
 _OTHERS = ("random", "chunk_head")
-SHOWN = ("two_hop_attention", "query_attention", "fresh_early_attention@1", "plain_attention")
+SHOWN = (
+    "two_hop_attention",
+    "query_attention",
+    "deviation_weighted_attention@1",
+    "plain_attention",
+)
 """Told of beside the best, for what is recovered."""
 
 

@@ -27,7 +27,7 @@ class Candidates:
         seed: the same for the same plan, so that a request that is preempted and started again
             picks the same tokens.
         deviation: [tokens], float32: of fresh from stored KV at the check layer, as the selector's
-            `deviation` measures it, over all heads. None for selectors that do not compare.
+            `deviation` measures it, over all heads. None for selectors without a check layer.
         attention: [tokens], float32: what the question gives each token (`question_attention`), or in a
             second look what the tokens that were picked first give it; mean over the layers behind the
             first, which knows words and places only. None for selectors that need no question.
@@ -43,10 +43,8 @@ class Selector(ABC):
     """Scores candidates; the highest are recomputed, the earlier token first among equals."""
 
     needs_check_layer: ClassVar[bool] = False
-    """Whether the layers up to the check layer are computed for every candidate."""
-
-    compares: ClassVar[bool] = False
-    """Whether fresh and stored KV are compared at the check layer."""
+    """Whether the layers up to the check layer are computed for every candidate, and fresh and stored KV
+    compared there."""
 
     needs_question: ClassVar[bool] = False
     """Whether the question is run over the stored KV first, to see what it attends to."""
@@ -90,7 +88,6 @@ class KVDeviation(Selector):
     """CacheBlend's rule (arXiv 2405.16444, section 4.3): highest KV deviation at a check layer."""
 
     needs_check_layer = True
-    compares = True
 
     def scores(self, candidates: Candidates) -> Tensor:
         assert candidates.deviation is not None
@@ -157,22 +154,32 @@ class TwoHopAttention(QueryAttention):
     looks_twice = True
 
 
-class FreshEarlyAttention(QueryAttention):
-    """The same tokens as `QueryAttention`, with the layers up to the check layer computed for all.
+class DeviationWeightedAttention(QueryAttention):
+    """The same score, weighted by how far the token's KV is off, as far as that can be trusted.
 
-    Nothing is compared there. What a token needs of other chunks in the first layers is then right for
-    all of them, which in a deep model costs little and in some models is most of what is needed.
+    A stale token does harm by about the attention that it gets times how far off its KV is: the norm of
+    the deviation, not its square. At an early check layer that norm may say little of later layers, and
+    a few tokens stand out for no reason. So `DOUBT` times the mean norm is added to each: where the norm
+    says nothing, the order is still that of attention, or nearly.
+
+    That the layers up to the check layer are computed for all tokens is worth as much: what they need of
+    other chunks there is then right for all of them.
     """
 
     needs_check_layer = True
-    compares = False
+
+    DOUBT = 4.0
+
+    def scores(self, candidates: Candidates) -> Tensor:
+        assert candidates.deviation is not None
+        norm = candidates.deviation.sqrt()
+        return super().scores(candidates) * (norm + self.DOUBT * norm.mean())
 
 
 class DeviationTimesAttention(QueryAttention):
     """What differs and is asked for: the product of both scores."""
 
     needs_check_layer = True
-    compares = True
 
     def scores(self, candidates: Candidates) -> Tensor:
         assert candidates.deviation is not None
@@ -209,7 +216,7 @@ SELECTOR_TYPES: dict[str, type[Selector]] = {
     "kv_deviation_gradual": GradualKVDeviation,
     "query_attention": QueryAttention,
     "two_hop_attention": TwoHopAttention,
-    "fresh_early_attention": FreshEarlyAttention,
+    "deviation_weighted_attention": DeviationWeightedAttention,
     "deviation_x_attention": DeviationTimesAttention,
     "chunk_head": ChunkHead,
     "random": Random,

@@ -300,13 +300,11 @@ class BlendRun:
         elif self._counts[0] == 0:
             picked = self._candidates[:0]
         else:
-            deviation = None
-            if self._selector.compares:
-                fresh = torch.searchsorted(self._launched, self._candidates)
-                deviation = self._deviation(
-                    torch.cat([piece.keys for piece in self._arrived])[fresh],
-                    torch.cat([piece.values for piece in self._arrived])[fresh],
-                )
+            fresh = torch.searchsorted(self._launched, self._candidates)
+            deviation = self._deviation(
+                torch.cat([piece.keys for piece in self._arrived])[fresh],
+                torch.cat([piece.values for piece in self._arrived])[fresh],
+            )
             scores = self._selector.scores(self._candidates_of(self._attention, deviation))
             picked = self._candidates[pick(scores, self._counts[0])]
         self.picked = [picked]

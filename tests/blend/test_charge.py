@@ -23,7 +23,7 @@ SHAPE = BlendShape(layers=24, reused=900, exact=60, fresh=40, head=10, question=
         ("kv_deviation_published", 2 * 940 + 22 * (40 + 135)),
         ("query_attention", 24 * (20 + 40) + 24 * (30 + 135)),
         ("two_hop_attention", 24 * (20 + 40) + 24 * (68 + 30 + 135)),
-        ("fresh_early_attention", 24 * (20 + 40) + 2 * 930 + 22 * (30 + 135)),
+        ("deviation_weighted_attention", 24 * (20 + 40) + 2 * 930 + 22 * (30 + 135)),
         ("deviation_x_attention", 24 * (20 + 40) + 2 * 930 + 22 * (30 + 135)),
     ],
 )

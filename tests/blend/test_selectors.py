@@ -67,8 +67,27 @@ def test_the_product_takes_what_differs_and_is_attended_to() -> None:
     both = candidates(deviation=deviation, attention=attention)
     # With their neighbours: .1 .3 .2 of the first span, 1.2 1.3 .6 .3 of the second.
     assert pick(SELECTOR_TYPES["deviation_x_attention"]().scores(both), 2).tolist() == [1, 4]
-    for name in ("query_attention", "fresh_early_attention"):
-        assert pick(SELECTOR_TYPES[name]().scores(both), 2).tolist() == [3, 4]
+    assert pick(SELECTOR_TYPES["query_attention"]().scores(both), 2).tolist() == [3, 4]
+
+
+def test_the_weight_is_the_norm_of_the_deviation_and_four_times_its_mean() -> None:
+    deviation = torch.tensor([4.0, 1.0, 4.0, 0.0, 49.0, 0.0, 0.0])  # norms 2 1 2 0 7 0 0, mean 12/7
+    attention = torch.tensor([0.1, 0.0, 0.2, 0.9, 0.3, 0.1, 0.2])
+    both = candidates(deviation=deviation, attention=attention)
+    scores = SELECTOR_TYPES["deviation_weighted_attention"]().scores(both)
+    weights = torch.tensor([2.0, 1.0, 2.0, 0.0, 7.0, 0.0, 0.0]) + 48 / 7
+    alone = SELECTOR_TYPES["query_attention"]().scores(both)
+    torch.testing.assert_close(scores, alone * weights)
+
+
+def test_where_all_deviate_alike_the_weighted_order_is_that_of_attention() -> None:
+    attention = torch.tensor([0.1, 0.0, 0.2, 0.9, 0.3, 0.1, 0.2])
+    both = candidates(deviation=torch.full((7,), 3.0), attention=attention)
+    for count in range(8):
+        assert torch.equal(
+            pick(SELECTOR_TYPES["deviation_weighted_attention"]().scores(both), count),
+            pick(SELECTOR_TYPES["query_attention"]().scores(both), count),
+        )
 
 
 def test_chunk_head_takes_spans_in_turn() -> None:

@@ -154,8 +154,13 @@ LOOKING: list[dict[str, object]] = [
     {"selector": "query_attention", "ratio": 0.05, "question_tokens": 3},
     {"selector": "two_hop_attention", "ratio": 0.15},
     {"selector": "two_hop_attention", "ratio": 0.4, "question_tokens": 30},
-    {"selector": "fresh_early_attention", "ratio": 0.15},
-    {"selector": "fresh_early_attention", "ratio": 0.3, "question_tokens": 30, "check_layer": 2},
+    {"selector": "deviation_weighted_attention", "ratio": 0.15},
+    {
+        "selector": "deviation_weighted_attention",
+        "ratio": 0.3,
+        "question_tokens": 30,
+        "check_layer": 2,
+    },
     {"selector": "deviation_x_attention", "ratio": 0.15},
     {"selector": "deviation_x_attention", "ratio": 0.3, "question_tokens": 30, "check_layer": 2},
 ]

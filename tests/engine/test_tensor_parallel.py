@@ -21,7 +21,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"ratio": 0.4, "selector": "kv_deviation_gradual"},
     {"ratio": 0.2, "selector": "query_attention"},
     {"ratio": 0.2, "selector": "two_hop_attention"},
-    {"ratio": 0.2, "selector": "fresh_early_attention"},
+    {"ratio": 0.2, "selector": "deviation_weighted_attention"},
     {"ratio": 0.2, "selector": "deviation_x_attention"},
 ]
 

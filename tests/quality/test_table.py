@@ -25,7 +25,7 @@ from semkv_rag.blend import SELECTOR_TYPES, charged_ratio, pick, smoothed
 SMALL = grammar.Recipe(documents=(2, 2), chunks=(2, 3), sentences=(3, 4), first_roots=(1, 2))
 QUERY_AWARE = (
     Ours("query_attention"),
-    Ours("fresh_early_attention", 1),
+    Ours("deviation_weighted_attention", 1),
     Ours("two_hop_attention"),
     Ours("deviation_x_attention", 1),
     Plain(),

@@ -16,9 +16,9 @@ Three more selectors are the same with a change. `kv_deviation_gradual`: above t
 picked are compared again at each layer, and fewer of them go on to the next. `kv_deviation_published`:
 the check layer too keeps fresh K and V of picked tokens only. `k_deviation_published`: likewise, and
 only K is compared. Those that look at the question score what it attends to (`asked`), each token with
-its neighbours, or the product of that with the deviation. `fresh_early_attention` is the former with the
-layers up to the check layer fresh. `two_hop_attention` picks half of its tokens as the former, and the
-other half by what the first half attends to.
+its neighbours, or the product of that with the deviation. `deviation_weighted_attention` takes the
+deviation's root there, plus four times the mean root. `two_hop_attention` picks half of its tokens as
+`query_attention`, and the other half by what the first half attends to.
 
 Rows of a decoder meet in attention only, and there only through K and V. So every row is run
 through the whole model, and a cache hands attention the K and V that the algorithm gives each
@@ -109,7 +109,7 @@ class ReferenceModel(StoringModel):
             keeps_check_layer=not selector.endswith("_published"),
             keys_only=selector == "k_deviation_published",
             asked=asked,
-            compares=selector != "fresh_early_attention",
+            doubt=4 if selector == "deviation_weighted_attention" else None,
         )
         order = torch.arange(len(prompt))
         logprobs = self.forward(prompt, order, causal(order, order), cache)[-1]
@@ -240,7 +240,7 @@ def _picked_up_front(plan: ReusePlan, inexact: Tensor, asked: Tensor | None) -> 
         if asked is None:
             return torch.zeros_like(inexact)
         return highest(asked, inexact, round(options.ratio * plan.reused_tokens))
-    if "deviation" in options.selector or options.selector == "fresh_early_attention":
+    if "deviation" in options.selector:
         return None
     raise ValueError(f"{options.selector} needs rows")
 
@@ -267,7 +267,8 @@ class _BlendCache(DynamicCache):
         keeps_check_layer: whether fresh K and V that were computed to be compared are kept.
         keys_only: whether only K is compared.
         asked: what the question attends to, if that counts.
-        compares: whether the deviation counts.
+        doubt: how many times the mean norm of deviations is added to each, where it is the norm that
+            counts; None where it is the square.
         levels: what was picked, for each layer above the check layer.
     """
 
@@ -280,7 +281,7 @@ class _BlendCache(DynamicCache):
     keeps_check_layer: bool = True
     keys_only: bool = False
     asked: Tensor | None = None
-    compares: bool = True
+    doubt: int | None = None
     deviation: Tensor | None = None
     levels: list[Tensor] = field(default_factory=list)
     blended: list[LayerKV] = field(default_factory=list)
@@ -316,10 +317,10 @@ class _BlendCache(DynamicCache):
             deviation = deviation + _deviation(values, stored_values)
         if self.deviation is None:
             self.deviation = torch.where(self.inexact, deviation, torch.nan)
+        if self.doubt is not None:
+            norm = deviation.sqrt()
+            deviation = norm + self.doubt * norm[self.inexact].mean()
         score = deviation if self.asked is None else deviation * self.asked
-        if not self.compares:
-            assert self.asked is not None
-            score = self.asked
         among = self.inexact if self.picked is None else self.picked
         self.picked = highest(score, among, self.counts[level])
         self.levels.append(self.picked)

@@ -164,7 +164,7 @@ def test_what_the_question_attends_to_over_right_kv_is_the_models_own_attention(
 
 
 @pytest.mark.parametrize(
-    "selector", ["query_attention", "fresh_early_attention", "deviation_x_attention"]
+    "selector", ["query_attention", "deviation_weighted_attention", "deviation_x_attention"]
 )
 def test_query_aware_selectors_pick_what_scores_highest(
     load_model: LoadModel, selector: str
@@ -177,6 +177,10 @@ def test_query_aware_selectors_pick_what_scores_highest(
     if selector == "deviation_x_attention":
         assert result.deviation is not None
         score = score * result.deviation
+    if selector == "deviation_weighted_attention":
+        assert result.deviation is not None
+        norm = result.deviation.sqrt()
+        score = score * (norm + 4 * norm.nanmean())
     order = score.nan_to_num(-1).argsort(descending=True)[:13].tolist()
     assert result.picked == tuple(sorted(order))
     other = replace(plan, question=replace(plan.question, tokens=tuple(SECOND[:9])))
