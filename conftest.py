@@ -55,6 +55,10 @@ LONGEST = (
     "llama-index-llms-semkv",
     "langchain-semkv",
     "tests/cli/test_engine_verbs.py",
+    "tests/engine/test_fusion.py",
+    "tests/engine/test_unservable.py",
+    "tests/vqa/test_run.py",
+    "tests/demo/test_query_engine.py",
 )
 
 _counter = itertools.count()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.quality import grammar, pooling, table, table_text, verdict, words
+from benchmarks.quality import grammar, pooling, table, table_text, verdict, weighting, words
 from benchmarks.quality.batches import Asked, Batch, collate
 from benchmarks.quality.network import Model, rotate
 from benchmarks.quality.passes import read
@@ -71,6 +71,25 @@ def with_question(prompts: Questions, row: int, prompt: int) -> tuple[Batch, int
         ),
         length,
     )
+
+
+@pytest.mark.parametrize(
+    ("weight", "selector"),
+    [
+        ("norm + 4 means", "deviation_weighted_attention"),
+        ("squared deviation", "deviation_x_attention"),
+    ],
+)
+def test_a_weight_of_the_study_is_that_of_its_selector(
+    model: Model, weight: str, selector: str
+) -> None:
+    mine = case(model)
+    lengths, tokens = mine.questions.contexts.lengths, mine.questions.tokens.flatten(0, 1)[:, None]
+    found, expected = (
+        read(model, way.cache(mine, [0.3] * mine.contexts), lengths.repeat_interleave(2), tokens)
+        for way in (weighting.Weighted(weight, 1), Ours(selector, 1))
+    )
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize(
