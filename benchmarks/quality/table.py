@@ -22,13 +22,12 @@ import torch
 
 from benchmarks._common import save
 from benchmarks.quality import table_plots, table_text, verdict
-from benchmarks.quality.batches import Asked
 from benchmarks.quality.export import MODELS, load
 from benchmarks.quality.network import Model
 from benchmarks.quality.precomputed import MODES, Fresh, Mode, fresh, precompute
 from benchmarks.quality.questions import Questions, make_contexts, several, single
 from benchmarks.quality.study import Filter, Scores, control, cross
-from benchmarks.quality.ways import Case, Ours, Plain, Way
+from benchmarks.quality.ways import Case, Ours, Plain, Way, affordable
 
 RATIOS = (0, 2, 5, 10, 15, 20, 30, 50, 100)
 """Per cent."""
@@ -110,18 +109,12 @@ def measure(model: Model, seeds: int, contexts: int, questions: int) -> Measured
             }
             known = fresh(model, asked["one"].contexts)
             for kind, prompts in asked.items():
-                _note(found.scores[kind], prompts, base)
+                found.scores[kind].note(prompts.facts, base)
                 _run(model, prompts, known, found, kind)
     for kind, ways in found.cannot.items():
         for way in ways:
             found.scores[kind].ways.pop(way, None)
     return found
-
-
-def _note(scores: Scores, prompts: Questions, base: int) -> None:
-    for row, facts in enumerate(prompts.facts):
-        scores.asked += [Asked(row, fact, 0) for fact in facts]
-        scores.contexts += [base + row] * len(facts)
 
 
 def _run(model: Model, prompts: Questions, known: Fresh, found: Measured, kind: str) -> None:
@@ -140,7 +133,7 @@ def _run(model: Model, prompts: Questions, known: Fresh, found: Measured, kind: 
             for charged, ratio in _points(mode, kind):
                 way = f"{mode} {selector.name} {charged} {ratio}"
                 layers = LAYERS[charged]
-                ratios = _ratios(selector, case, ratio / 100, layers)
+                ratios = affordable(selector, case, ratio / 100, layers)
                 if ratios is None:
                     found.cannot[kind].add(way)
                     continue
@@ -169,19 +162,6 @@ def _points(mode: Mode, kind: str) -> list[tuple[str, int]]:
                 continue
             points.append((charged, ratio))
     return points
-
-
-def _ratios(selector: Way, case: Case, ratio: float, layers: int) -> list[float] | None:
-    """What may be recomputed of each context; None where some context's ratio can't be had."""
-    if not layers:
-        return [ratio] * case.contexts
-    found = []
-    for row in range(case.contexts):
-        affordable = selector.ratio(ratio, case.shape(row, layers))
-        if affordable is None:
-            return None
-        found.append(affordable)
-    return found
 
 
 def filters() -> dict[str, Filter]:

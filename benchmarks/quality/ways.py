@@ -219,8 +219,46 @@ class Ours(Way):
         return cache
 
 
+class OwnScores(Way):
+    """A rule of a study's own, which costs what one of the engine's selectors does."""
+
+    @property
+    @abstractmethod
+    def like(self) -> Ours:
+        """That selector; its check layer, if it has one, is the rule's."""
+
+    @abstractmethod
+    def scores(self, attention: Tensor, ranks: Tensor, deviation: Tensor | None) -> Tensor:
+        """What the candidates of one prompt score, [candidates].
+
+        Args:
+            attention: what its question gives each, [layers, candidates].
+            ranks: of each in its span, [candidates].
+            deviation: squared, of each at the check layer, [candidates]; None without one.
+        """
+
+    def charged(self, ratio: float, shape: BlendShape) -> float:
+        return self.like.charged(ratio, shape)
+
+    def ratio(self, charged: float, shape: BlendShape) -> float | None:
+        return self.like.ratio(charged, shape)
+
+    def cache(self, case: Case, ratios: list[float]) -> KV:
+        like, deviations = self.like, None
+        if SELECTOR_TYPES[like.selector].needs_check_layer:
+            deviations = case.deviation(like.selector, like.check)
+        picked = []
+        for index, attention in enumerate(case.attention):
+            row = index // case.prompts
+            at = case.stored.candidates(row)
+            deviation = None if deviations is None else deviations[row]
+            scores = self.scores(attention, case.stored.ranks(row), deviation)
+            picked.append(at[pick(scores, round(ratios[row] * len(at)))])
+        return case.blended(picked, 0 if deviations is None else like.check)
+
+
 @dataclass(frozen=True)
-class Plain(Way):
+class Plain(OwnScores):
     """The question's attention as it was found first: the mean over all layers, no neighbour's share.
 
     As in FusionRAG (arXiv 2601.12904) and ProphetKV (arXiv 2602.02579); with a `check` layer times the
@@ -234,25 +272,23 @@ class Plain(Way):
         return "plain_attention" if self.check is None else f"plain_x_deviation@{self.check}"
 
     @property
-    def _like(self) -> Ours:
+    def like(self) -> Ours:
         if self.check is None:
             return Ours("query_attention")
         return Ours("deviation_x_attention", self.check)
 
-    def charged(self, ratio: float, shape: BlendShape) -> float:
-        return self._like.charged(ratio, shape)
+    def scores(self, attention: Tensor, ranks: Tensor, deviation: Tensor | None) -> Tensor:
+        scores = attention.mean(0)
+        return scores if deviation is None else scores * deviation
 
-    def ratio(self, charged: float, shape: BlendShape) -> float | None:
-        return self._like.ratio(charged, shape)
 
-    def cache(self, case: Case, ratios: list[float]) -> KV:
-        deviation = None if self.check is None else case.deviation("kv_deviation", self.check)
-        picked = []
-        for index, attention in enumerate(case.attention):
-            row = index // case.prompts
-            at = case.stored.candidates(row)
-            scores = attention.mean(0)
-            if deviation is not None:
-                scores = scores * deviation[row]
-            picked.append(at[pick(scores, round(ratios[row] * len(at)))])
-        return case.blended(picked, self.check or 0)
+def affordable(way: Way, case: Case, ratio: float, layers: int) -> list[float] | None:
+    """What may be recomputed of each context; None where some context's ratio can't be had.
+
+    Args:
+        ratio: charged as in a model of so many `layers`; as it is, with 0.
+    """
+    if not layers:
+        return [ratio] * case.contexts
+    found = [way.ratio(ratio, case.shape(row, layers)) for row in range(case.contexts)]
+    return None if None in found else [each for each in found if each is not None]

@@ -7,31 +7,30 @@ Told are cross questions answered right, per cent: prompts with one question, an
 15 % of the tokens picked, and at 15 and 20 % charged as in a model of 32 layers. The contexts, of four
 seeds, are none that the table is measured on.
 
-Writes build/bench/quality_weighting.json. About four minutes of one free core for a model.
+Writes build/bench/quality_weighting.json and .png. About two minutes of one free core for a model.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks._common import save
 from benchmarks.quality.export import MODELS, load
 from benchmarks.quality.network import Model
 from benchmarks.quality.precomputed import fresh, precompute
 from benchmarks.quality.questions import make_contexts, several, single
-from benchmarks.quality.reuse import KV
-from benchmarks.quality.ways import Case, Ours, Way
-from semkv_rag.blend import BlendShape, pick, smoothed
+from benchmarks.quality.study import Scores, cross
+from benchmarks.quality.ways import Case, Ours, OwnScores, affordable
+from semkv_rag.blend import smoothed
 
-ROOT = Path(__file__).resolve().parents[2]
 SEEDS = (41, 42, 43, 44)
-LAYERS = 32
 Weight = Callable[[Tensor], Tensor]
 """Takes squared deviations and gives weights, both [candidates]."""
 
@@ -50,15 +49,16 @@ WEIGHTS: dict[str, Weight] = {
     "norm + 4 means": doubted(4),
 }
 CHECKS = (1, 2, 3)
-POINTS: dict[str, tuple[float, bool]] = {
-    "15 % picked": (0.15, False),
-    "15 % charged": (0.15, True),
-    "20 % charged": (0.2, True),
+POINTS: dict[str, tuple[float, int]] = {
+    "15 % picked": (0.15, 0),
+    "15 % charged": (0.15, 32),
+    "20 % charged": (0.2, 32),
 }
+"""A ratio, and on a model of how many layers it is charged; 0: it is not."""
 
 
 @dataclass(frozen=True)
-class Weighted(Way):
+class Weighted(OwnScores):
     """Attention times a weight, at a check layer."""
 
     weight: str
@@ -69,55 +69,72 @@ class Weighted(Way):
         return f"{self.weight}, layer {self.check}"
 
     @property
-    def _like(self) -> Ours:
+    def like(self) -> Ours:
         return Ours("deviation_x_attention", self.check)
 
-    def charged(self, ratio: float, shape: BlendShape) -> float:
-        return self._like.charged(ratio, shape)
-
-    def ratio(self, charged: float, shape: BlendShape) -> float | None:
-        return self._like.ratio(charged, shape)
-
-    def cache(self, case: Case, ratios: list[float]) -> KV:
-        deviations = case.deviation(self._like.selector, self.check)
-        picked = []
-        for index, attention in enumerate(case.attention):
-            row = index // case.prompts
-            at = case.stored.candidates(row)
-            scores = smoothed(attention[1:].mean(0), case.stored.ranks(row))
-            scores = scores * WEIGHTS[self.weight](deviations[row])
-            picked.append(at[pick(scores, round(ratios[row] * len(at)))])
-        return case.blended(picked, self.check)
+    def scores(self, attention: Tensor, ranks: Tensor, deviation: Tensor | None) -> Tensor:
+        assert deviation is not None
+        return smoothed(attention[1:].mean(0), ranks) * WEIGHTS[self.weight](deviation)
 
 
-def measure(model: Model, contexts: int) -> dict[str, dict[str, dict[str, float]]]:
-    """Per cent right, by `one` or `three` questions, way and point; a point out of reach is left out."""
-    right: dict[tuple[str, str, str], list[bool]] = {}
-    for seed in SEEDS:
+WAYS = tuple(Weighted(weight, check) for check in CHECKS for weight in WEIGHTS)
+
+
+def measure(model: Model, contexts: int) -> dict[str, Scores]:
+    """Answers to prompts with `one` question and with `three`.
+
+    Ways are `WAY, POINT`; a point that some context can't afford is left out.
+    """
+    found = {"one": Scores(), "three": Scores()}
+    for number, seed in enumerate(SEEDS):
         made = make_contexts(seed, contexts)
         asked = {"one": single(made, seed, 4, 0), "three": several(made, seed)}
         known = fresh(model, asked["one"].contexts)
         for kind, prompts in asked.items():
+            found[kind].note(prompts.facts, number * contexts)
             case = Case(model, prompts, known, precompute(model, prompts.contexts, "alone"))
-            cross = [fact.cross for facts in prompts.facts for fact in facts]
-            for way in (Weighted(weight, check) for check in CHECKS for weight in WEIGHTS):
-                for point, (share, charged) in POINTS.items():
-                    ratios = [
-                        way.ratio(share, case.shape(row, LAYERS)) if charged else share
-                        for row in range(contexts)
-                    ]
-                    found = [ratio for ratio in ratios if ratio is not None]
-                    if len(found) == contexts:
-                        answers = case.answer(way.cache(case, found))
-                        right.setdefault((kind, way.name, point), []).extend(
-                            ok for ok, needs in zip(answers, cross, strict=True) if needs
-                        )
-    shares: dict[str, dict[str, dict[str, float]]] = {}
-    for (kind, name, point), answers in right.items():
-        shares.setdefault(kind, {}).setdefault(name, {})[point] = round(
-            100 * sum(answers) / len(answers), 1
-        )
-    return shares
+            for way in WAYS:
+                for point, (ratio, layers) in POINTS.items():
+                    ratios = affordable(way, case, ratio, layers)
+                    if ratios is not None:
+                        answers = case.answer(way.cache(case, ratios))
+                        found[kind].ways.setdefault(f"{way.name}, {point}", []).extend(answers)
+    for scores in found.values():
+        whole = len(scores.asked)
+        scores.ways = {way: ok for way, ok in scores.ways.items() if len(ok) == whole}
+    return found
+
+
+def shares(scores: Scores) -> dict[str, dict[str, object]]:
+    """By way: per cent of cross questions right, and its 95 % interval by context."""
+    return {
+        way: {
+            "right": round(scores.share(way, cross), 1),
+            "interval": [round(end, 1) for end in scores.interval(way, cross)],
+        }
+        for way in scores.ways
+    }
+
+
+def plot(models: Mapping[str, Mapping[str, Scores]]) -> Callable[[Any], None]:
+    """Right answers at 15 % picked by weight, a line for each check layer, a panel for each model."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots(1, len(models), squeeze=False, sharey=True)[0]
+        for axis, (name, found) in zip(axes, models.items(), strict=True):
+            for check in CHECKS:
+                for kind, style in (("one", "-"), ("three", "--")):
+                    ways = [f"{Weighted(weight, check).name}, 15 % picked" for weight in WEIGHTS]
+                    right = [found[kind].share(way, cross) for way in ways]
+                    label = f"layer {check}, {kind} asked"
+                    axis.plot(range(len(ways)), right, style, color=f"C{check}", label=label)
+            axis.set_title(name, fontsize=10)
+            axis.set_xticks(range(len(WEIGHTS)), WEIGHTS, rotation=60, ha="right", fontsize=8)
+        axes[0].set_ylabel("cross questions right, %")
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
+
+    return draw
 
 
 def main() -> None:
@@ -127,20 +144,25 @@ def main() -> None:
     given = parser.parse_args()
     results = {}
     for folder in given.models:
-        results[folder.name] = measure(load(folder), given.contexts)
+        found = results[folder.name] = measure(load(folder), given.contexts)
         print(f"\n{folder.name}: {' / '.join(POINTS)}; one question, three at once")
-        for name in results[folder.name]["one"]:
+        for way in WAYS:
             told = [
                 " / ".join(
-                    f"{by[name][point]:5.1f}" if point in by.get(name, {}) else "    -"
+                    f"{scores.share(f'{way.name}, {point}', cross):5.1f}"
+                    if f"{way.name}, {point}" in scores.ways
+                    else "    -"
                     for point in POINTS
                 )
-                for by in (results[folder.name][kind] for kind in ("one", "three"))
+                for scores in found.values()
             ]
-            print(f"  {name:28s} {told[0]}    {told[1]}", flush=True)
-    out = ROOT / "build" / "bench" / "quality_weighting.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(results, indent=1) + "\n")
+            print(f"  {way.name:28s} {told[0]}    {told[1]}", flush=True)
+    models = {
+        name: {kind: shares(scores) for kind, scores in found.items()}
+        for name, found in results.items()
+    }
+    figures = {"contexts": given.contexts * len(SEEDS), "models": models}
+    print(f"\n{save('quality_weighting', figures, plot(results))}")
 
 
 if __name__ == "__main__":
