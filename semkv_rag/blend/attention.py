@@ -32,7 +32,7 @@ def question_attention(
     # One at a time: [question * group, keys] is the largest tensor here. Rows in one piece: CPU kernels
     # multiply a stack of small matrices at half the speed.
     for head in range(kv_heads):
-        logits = grouped[:, head].reshape(-1, head_dim) @ keys[:, head].contiguous().float().T
+        logits = grouped[:, head].reshape(-1, head_dim) @ keys[:, head].float().T
         if softcap:
             logits = torch.tanh(logits / softcap) * softcap
         logits.view(question, -1, len(keys)).masked_fill_(hidden, -torch.inf)

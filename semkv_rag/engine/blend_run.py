@@ -182,8 +182,7 @@ class BlendRun:
         finally:
             self.waited_ms += look.waited_ms
         self.computed_rows += look.rows * len(self._model.layers)
-        # The first layer knows words and places only.
-        return self._owner.total(look.attention)[1:].mean(0), look.kept
+        return self._owner.total(look.attention), look.kept
 
     def _picked_up_front(self) -> Tensor:
         """The rows that are picked before any layer, where none is checked."""

@@ -117,7 +117,8 @@ class QuestionPass:
         keep: the layer whose stored KV is asked for afterwards, or None.
 
     Attributes:
-        attention: [layers, candidates], float32: from this rank's heads.
+        attention: [candidates], float32: from this rank's heads, the mean over all layers but the first,
+            which knows words and places only.
         kept: the spans' KV of layer `keep`, keys moved.
         rows: tokens that were run.
         waited_ms: the time that reading took.
@@ -144,9 +145,7 @@ class QuestionPass:
             launches if len(launches) == 1 else [*pieces(asking.before), asking.positions]
         )
         self.rows = len(asking.before) + len(asking.positions)
-        self.attention = torch.zeros(
-            len(model.layers), len(asking.columns), device=model.paged.device
-        )
+        self.attention = torch.zeros(len(asking.columns), device=model.paged.device)
         self.kept: Sequence[SpanKV] = ()
         self.waited_ms = 0.0
         self._loader: SpanLoader | None = None
@@ -234,17 +233,20 @@ class QuestionPass:
 
     def _see(self, index: int) -> Callable[[Any, Callable[..., Tensor]], Callable[..., Tensor]]:
         def wrap(impl: Any, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+            last = len(self._model.layers) - 1
+
             def seeing(layer: Any, query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-                stored = [self._stored[span][0] for span in self._inexact]
-                weights = question_attention(
-                    query[-len(self._asking.positions) :],
-                    torch.cat((*stored, self._keys)),
-                    self._asking.visible,
-                    scale=impl.scale,
-                    softcap=getattr(impl, "logits_soft_cap", None) or 0.0,
-                )
-                self.attention[index] = weights[self._asking.columns]
-                if index == len(self._model.layers) - 1:
+                if index:
+                    stored = [self._stored[span][0] for span in self._inexact]
+                    weights = question_attention(
+                        query[-len(self._asking.positions) :],
+                        torch.cat((*stored, self._keys)),
+                        self._asking.visible,
+                        scale=impl.scale,
+                        softcap=getattr(impl, "logits_soft_cap", None) or 0.0,
+                    )
+                    self.attention += weights[self._asking.columns] / last
+                if index == last:
                     raise _Asked
                 return forward(layer, query, *args, **kwargs)
 
