@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -23,7 +23,6 @@ from torch import Tensor
 from semkv_rag.engine.capture_memory import CaptureMemory
 from semkv_rag.engine.lull import Lull
 from semkv_rag.engine.model_view import Layer
-from semkv_rag.engine.row_copy import RowCopier
 from semkv_rag.engine.threads import pool_beside_model
 from semkv_rag.errors import SemKVError
 from semkv_rag.reuse import Span, token_array
@@ -72,14 +71,12 @@ class _Buffer:
 
     Attributes:
         layers: per layer the memory of its K and V, once the first of them were seen.
-        rows: how many rows of it are filled, or will be once `copies` are made.
-        copies: that another thread makes.
+        rows: how many rows of it are filled.
     """
 
     task: CaptureTask
     layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     rows: int = 0
-    copies: list[Future[None]] = field(default_factory=list)
 
     @property
     def wanted(self) -> int:
@@ -112,13 +109,11 @@ class ChunkCapture:
     layers: Sequence[Layer]
     rank: int
     world_size: int
-    eager: bool
     lull: Lull
     _buffers: dict[str, _Buffer] = field(default_factory=dict)
     _step: list[CaptureTask] = field(default_factory=list)
     _rows: list[tuple[_Buffer, slice, slice]] | None = None
     _memory: CaptureMemory = field(default_factory=CaptureMemory)
-    _copier: RowCopier = field(init=False)
     _done: list[Captured] = field(default_factory=list)
     _lock: Lock = field(default_factory=Lock)
     _writers: ThreadPoolExecutor = field(
@@ -128,9 +123,6 @@ class ChunkCapture:
         default_factory=lambda: pool_beside_model(1, "semkv-write-prompt")
     )
     model: str = ""
-
-    def __post_init__(self) -> None:
-        self._copier = RowCopier(self.eager)
 
     def begin_step(self, tasks: Sequence[CaptureTask], model: str) -> None:
         """Called before each step that captures."""
@@ -155,10 +147,8 @@ class ChunkCapture:
             if index == len(buffer.layers):
                 take = self._memory.take
                 buffer.layers.append((take(buffer.wanted, k), take(buffer.wanted, v)))
-            kept_keys, kept_values = buffer.layers[index]
-            copy = self._copier.copy((kept_keys[into], kept_values[into]), (k, v))
-            if copy is not None:
-                buffer.copies.append(copy)
+            for kept, fresh in zip(buffer.layers[index], (k, v), strict=True):
+                kept[into].copy_(fresh)
 
     def _find_rows(self, slots: Tensor) -> list[tuple[_Buffer, slice, slice]]:
         """Where in the batch each task's rows are, and where in its memory they go.
@@ -217,8 +207,6 @@ class ChunkCapture:
         try:
             if copied is not None:
                 copied.synchronize()
-            for copy in buffer.copies:
-                copy.result()
             self._copy_head(buffer, model)
             layers = [(keys[:rows].cpu(), values[:rows].cpu()) for keys, values in buffer.layers]
             header = ChunkHeader(
@@ -266,7 +254,6 @@ class ChunkCapture:
             self._give_back(buffer)
 
     def _give_back(self, buffer: _Buffer) -> None:
-        wait(buffer.copies)  # or they would go into what another capture has taken
         self._memory.give(tensor for pair in buffer.layers for tensor in pair)
 
     def take(self) -> list[Captured]:
@@ -277,7 +264,6 @@ class ChunkCapture:
 
     def close(self) -> None:
         """Finish the files under way."""
-        self._copier.close()
         self._writers.shutdown(wait=True)
         self._prompt_writer.shutdown(wait=True)
 

@@ -85,10 +85,7 @@ class BlendExecutor:
                 self._config.scheduler_config.max_num_batched_tokens,
                 total=tensor_model_parallel_all_reduce,
             )
-            eager = self._config.model_config.enforce_eager
-            self._capture = ChunkCapture(
-                self._root, layers, self._rank, self._ranks, eager, self._lull
-            )
+            self._capture = ChunkCapture(self._root, layers, self._rank, self._ranks, self._lull)
             self.gate = run_gate(
                 self._blend_pass,
                 vocabulary=self._config.model_config.get_vocab_size(),
