@@ -13,10 +13,10 @@ Beside the times stands the processor time of the worker's thread in the model's
 are kept: whoever else uses the machine does not count in it, nor waiting for the writing threads.
 
 Times of requests differ by some per cent for no reason of ours, so what a capture does is measured on its
-own, too: how long it holds up the model's thread (`held`), and the processor time that its own threads,
-which copy and write, take beside it (`beside`). Their sum, over the whole answer without capture, is what
-a capture would cost if nothing ran beside anything; the caches and the memory that they share with the
-model are not in it.
+own, too: how long it holds up the model's thread, which copies (`held`), and the processor time that its
+own threads, which write, take beside it (`beside`). Their sum, over the whole answer without capture, is
+what a capture would cost if nothing ran beside anything; the caches and the memory that they share with
+the model are not in it.
 
 A ratio is taken over two neighbours, and the median of ratios is given with the middle half of them and
 with the range in which the median lies at 95 % confidence.
