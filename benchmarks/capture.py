@@ -112,8 +112,7 @@ def watch(worker: Any) -> None:
 
     worker.execute_model = measured(worker.execute_model, "steps", time.thread_time)
     capture = get_kv_transfer_group().executor._capture
-    for name in ("begin_step", "see", "end_step"):
-        setattr(capture, name, measured(getattr(capture, name), "held", time.perf_counter))
+    capture.keep = measured(capture.keep, "held", time.perf_counter)
 
 
 def spent(worker: Any) -> dict[str, float]:

@@ -70,7 +70,6 @@ class _Pending:
     item: CaptureItem
     ticket: int
     request: Future[Any]
-    retried: bool = False
     prefilled_at: float | None = None
 
 
@@ -78,8 +77,7 @@ class Capturing:
     """Iterates over the results of a capture.
 
     Args:
-        prefill: starts a request that captures an item under a ticket; told whether to pass the
-            prefix cache by.
+        prefill: starts a request that captures an item under a ticket.
         tickets: the engine's.
         items: the chunks.
         in_flight: chunks that are computed or being written at a time.
@@ -89,7 +87,7 @@ class Capturing:
 
     def __init__(
         self,
-        prefill: Callable[[CaptureItem, int, bool], Future[Any]],
+        prefill: Callable[[CaptureItem, int], Future[Any]],
         tickets: Tickets,
         items: Iterable[CaptureItem],
         in_flight: int,
@@ -111,7 +109,7 @@ class Capturing:
                     if item is None:
                         exhausted = True
                     elif item.id not in self._pending:
-                        self._start(item, skip_prefix_cache=False)
+                        self._start(item)
                 if not self._pending:
                     return
                 done = list(self._collect())
@@ -127,10 +125,9 @@ class Capturing:
                 pending.request.cancel()
                 self._tickets.drop(pending.ticket)
 
-    def _start(self, item: CaptureItem, *, skip_prefix_cache: bool) -> None:
+    def _start(self, item: CaptureItem) -> None:
         ticket = self._tickets.draw()
-        request = self._prefill(item, ticket, skip_prefix_cache)
-        self._pending[item.id] = _Pending(item, ticket, request, retried=skip_prefix_cache)
+        self._pending[item.id] = _Pending(item, ticket, self._prefill(item, ticket))
 
     def _collect(self) -> Iterator[CaptureResult]:
         if any(pending.request.done() for pending in self._pending.values()):
@@ -143,14 +140,10 @@ class Capturing:
                     yield result
 
     def _result(self, pending: _Pending) -> CaptureResult | None:
-        """The item's result when it is known, or None; an incomplete capture is started again."""
+        """The item's result when it is known, or None."""
         ranks = self._tickets.results(pending.ticket)
         if ranks is None:
             return self._without_answer(pending)
-        if any(fields["incomplete"] for fields in ranks) and not pending.retried:
-            self._tickets.drop(pending.ticket)
-            self._start(pending.item, skip_prefix_cache=True)
-            return None
         error = next((fields["error"] for fields in ranks if fields["error"]), None)
         size = sum(fields["bytes"] for fields in ranks)
         return CaptureResult(pending.item, 0 if error else size, error)

@@ -1,4 +1,4 @@
-"""The worker's half of the connector: blends before a step's forward, captures during it.
+"""The worker's half of the connector: blends before a step's forward, captures behind it.
 
 `bind` is called once, when the model and its paged cache are there; it runs the gate. Then, once for
 every step: `begin_step` before anything else, `blend` before the forward (only in steps that have
@@ -25,6 +25,7 @@ from vllm.distributed import (
 )
 
 from semkv_rag.engine.blend_pass import BlendPass, BlendTask
+from semkv_rag.engine.block_layout import find_layouts
 from semkv_rag.engine.capture import Captured, ChunkCapture
 from semkv_rag.engine.eager import EagerModel
 from semkv_rag.engine.gate import GateReport, run_gate
@@ -55,7 +56,6 @@ class BlendExecutor:
         self._root = root
         self._rank = 0
         self._ranks = 1
-        self._tap: KVTap | None = None
         self._blend_pass: BlendPass | None = None
         self._capture: ChunkCapture | None = None
         self._lull = Lull()
@@ -73,19 +73,20 @@ class BlendExecutor:
             self._rank = get_tensor_model_parallel_rank()
             self._ranks = get_tensor_model_parallel_world_size()
             block_size = self._config.cache_config.block_size
-            self._tap = KVTap(layers)
+            tap, paged = KVTap(layers), PagedKV(runner, block_size)
             self._blend_pass = BlendPass(
-                EagerModel(
-                    runner.get_model(),
-                    layers,
-                    self._tap,
-                    PagedKV(runner, block_size),
-                    self._config,
-                ),
+                EagerModel(runner.get_model(), layers, tap, paged, self._config),
                 self._config.scheduler_config.max_num_batched_tokens,
                 total=tensor_model_parallel_all_reduce,
             )
-            self._capture = ChunkCapture(self._root, layers, self._rank, self._ranks, self._lull)
+            self._capture = ChunkCapture(
+                self._root,
+                paged,
+                find_layouts(layers, tap, paged, runner.dtype),
+                self._rank,
+                self._ranks,
+                self._lull,
+            )
             self.gate = run_gate(
                 self._blend_pass,
                 vocabulary=self._config.model_config.get_vocab_size(),
@@ -106,11 +107,6 @@ class BlendExecutor:
     def begin_step(self, metadata: StepMetadata) -> None:
         self._step = metadata
         self._lull.begin_step()
-        if metadata.ended and self._capture is not None:
-            self._capture.forget(metadata.ended)
-        if metadata.captures and self._capture is not None and self._tap is not None:
-            self._capture.begin_step(metadata.captures, metadata.model)
-            self._tap.handler = self._capture.see
 
     def blend(self) -> None:
         """Run the step's blends in order: a later one may build on an earlier one's blocks."""
@@ -120,9 +116,7 @@ class BlendExecutor:
 
     def end_step(self) -> None:
         if self._step is not None and self._step.captures and self._capture is not None:
-            assert self._tap is not None
-            self._tap.handler = None
-            self._capture.end_step()
+            self._capture.keep(self._step.captures, self._step.model, self._failed_blocks)
         self._lull.end_step()
         self._step = None
 

@@ -82,8 +82,7 @@ class LLMCapturer:
         """A ticket for a request that prefills an item anyway, and the wish that it must carry.
 
         Args:
-            behind_exact: also where the item's head is reused exactly; its KV is then copied from
-                the files it came from.
+            behind_exact: also where the item's head is reused exactly.
         """
         ticket = self._tickets.draw()
         return ticket, {**_about(item, ticket), "in_passing": True, "behind_exact": behind_exact}
@@ -104,21 +103,19 @@ class LLMCapturer:
                         ticket,
                         bytes=sum(fields["bytes"] for fields in ranks),
                         error=errors[0] if errors else None,
-                        incomplete=any(fields["incomplete"] for fields in ranks),
                     )
                 time.sleep(PASSING_POLL_SECONDS)
             return None
         finally:
             self._tickets.drop(ticket)
 
-    def _start(self, item: CaptureItem, ticket: int, skip_prefix_cache: bool) -> Future[None]:
+    def _start(self, item: CaptureItem, ticket: int) -> Future[None]:
         wishes = {"namespace": item.namespace, CAPTURE_KEY: _about(item, ticket)}
         params = SamplingParams(
             max_tokens=1,
             temperature=0,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            skip_reading_prefix_cache=skip_prefix_cache,
             extra_args={"kv_transfer_params": {PARAMS_KEY: wishes}},
         )
         prompt = [*item.context.tolist(), *item.tokens.tolist()]

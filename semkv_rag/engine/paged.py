@@ -4,17 +4,29 @@ The tokens a blend computes stand at scattered positions of one request. Each ru
 positions becomes a pseudo-sequence that shares the request's block table, with `query_len` the run's
 length and `seq_len` its last position + 1: to vLLM's own kernels this is a batch of chunked prefills,
 and each token attends to everything before it. All features of the backend stay in force.
+
+Whole blocks can be copied out of the cache, packed as the backend packs them; `block_layout` unpacks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from vllm.v1.attention.backend import CommonAttentionMetadata
+
+CODES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+"""What a cache's numbers are taken for while they are moved, by their bytes: NumPy has no bf16."""
+
+NewTensor: TypeAlias = Callable[[torch.Size, Tensor], Tensor]
+"""Makes a tensor of a shape, of another one's dtype and on its device."""
+
+
+def _new(shape: torch.Size, like: Tensor) -> Tensor:
+    return like.new_empty(shape)
 
 
 class PagedKV:
@@ -97,12 +109,34 @@ class PagedKV:
             for (cache, axis, rows), was in zip(places, saved, strict=True):
                 cache.index_copy_(axis, rows, was)
 
+    def copy_blocks(self, cache: Tensor, blocks: Tensor, new: NewTensor = _new) -> Tensor:
+        """Copies of whole blocks of a layer's paged cache, in the shape of the cache.
+
+        Args:
+            blocks: [blocks], int64.
+            new: where the memory comes from.
+        """
+        cache = cache.view(CODES[cache.itemsize])
+        axis, rows = self._places(cache, blocks)
+        shape = torch.Size((*cache.shape[:axis], len(rows), *cache.shape[axis + 1 :]))
+        return torch.index_select(cache, axis, rows, out=new(shape, cache))
+
+    def codes(self, cache: Tensor, copies: Tensor) -> Tensor:
+        """What `copy_blocks` gave of a layer, block by block: [blocks, codes], on the CPU."""
+        axis, parts = self._block_axis(cache)
+        blocks = copies.shape[axis] // parts
+        return copies.cpu().movedim(axis, 0).reshape(blocks, -1)
+
     def _places(self, cache: Tensor, blocks: Tensor) -> tuple[int, Tensor]:
-        """The axis of a layer's cache that counts blocks, and where `blocks` stand on it.
+        """The axis of a layer's cache that counts blocks, and where `blocks` stand on it."""
+        axis, parts = self._block_axis(cache)
+        places = blocks[:, None] * parts + torch.arange(parts, device=blocks.device)
+        return axis, places.flatten().to(self.device)
+
+    def _block_axis(self, cache: Tensor) -> tuple[int, int]:
+        """The axis of a layer's cache that counts blocks, and how many of its rows are one block.
 
         Backends lay a cache out as they like, and may split the blocks into smaller ones.
         """
         axis = next(a for a, size in enumerate(cache.shape) if size % self._blocks == 0)
-        parts = cache.shape[axis] // self._blocks
-        rows = (blocks[:, None] * parts + torch.arange(parts)).flatten()
-        return axis, rows.to(self.device)
+        return axis, cache.shape[axis] // self._blocks

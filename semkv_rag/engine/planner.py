@@ -37,8 +37,6 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from semkv_rag.config import DEFAULT_NAMESPACE, ReuseOptions
 from semkv_rag.engine.blend_pass import BlendTask
 from semkv_rag.engine.capture import CaptureTask
@@ -87,6 +85,7 @@ class _Tracked:
         images: in prompt order, each under the key it is taken for.
         first_near: where the first image stands that is taken for another one.
         answer: tokens at the prompt's end that are an answer to it.
+        capture: the wish that the prompt be captured; `captured` once the workers were told.
     """
 
     request: Request
@@ -97,6 +96,7 @@ class _Tracked:
     answer: int = 0
     plan: ReusePlan | None = None
     capture: Mapping[str, Any] | None = None
+    captured: bool = False
     in_prefix_cache: int = 0
 
     def tokens(self) -> TokenArray:
@@ -144,7 +144,6 @@ class RequestPlanner:
         self._conversations = Conversations()
         self._requests: dict[str, _Tracked] = {}
         self._blends: list[BlendTask] = []
-        self._ended: list[str] = []
 
     def close(self) -> None:
         """Called once, at shutdown."""
@@ -306,8 +305,7 @@ class RequestPlanner:
 
     def step(self, output: SchedulerOutput) -> StepMetadata:
         """The work of the coming step; called once, after its requests were scheduled."""
-        metadata = StepMetadata(self._model, ended=self._ended)
-        self._ended = []
+        metadata = StepMetadata(self._model)
         scheduled = _scheduled_ranges(output)
         if self._blends:
             filled = self._filled_by_forward(scheduled)
@@ -315,12 +313,13 @@ class RequestPlanner:
                 start = self._first_unfilled(task, filled)
                 metadata.blends.append(replace(task, start=start))
             self._blends = []
-        for request_id, (begin, end) in scheduled.items():
+        for request_id, (_, end) in scheduled.items():
             tracked = self._requests.get(request_id)
-            if tracked is not None and tracked.capture is not None:
-                capture = self._capture_task(tracked, begin, end)
-                if capture is not None:
-                    metadata.captures.append(capture)
+            if tracked is None or tracked.capture is None or tracked.captured:
+                continue
+            if end >= tracked.request.num_prompt_tokens:
+                metadata.captures.append(self._capture_task(tracked, tracked.capture))
+                tracked.captured = True
         return metadata
 
     def _filled_by_forward(self, scheduled: Mapping[str, tuple[int, int]]) -> set[int]:
@@ -337,27 +336,18 @@ class RequestPlanner:
         shared = [index for index, block in enumerate(own) if block in filled]
         return shared[0] * self._block_size if shared else task.start
 
-    def _capture_task(self, tracked: _Tracked, begin: int, end: int) -> CaptureTask | None:
-        request, capture = tracked.request, tracked.capture
-        assert capture is not None
-        context = int(capture["context"])
-        begin, end = max(begin, context), min(end, request.num_prompt_tokens)
-        if begin >= end:
-            return None
-        positions = np.arange(begin, end)
-        blocks = np.asarray(self._block_ids(request.request_id), dtype=np.int64)
-        slots = blocks[positions // self._block_size] * self._block_size
+    def _capture_task(self, tracked: _Tracked, capture: Mapping[str, Any]) -> CaptureTask:
+        request, context = tracked.request, int(capture["context"])
+        blocks = self._block_ids(request.request_id)
+        end = -(-request.num_prompt_tokens // self._block_size)
         return CaptureTask(
-            request_id=request.request_id,
             ticket=capture["ticket"],
             chunk_id=capture["id"],
             namespace=tracked.namespace,
             kind=capture["kind"],
             tokens=tracked.tokens().tolist(),
             context=context,
-            slots=slots + positions % self._block_size,
-            start=begin,
-            head=() if tracked.plan is None else tracked.plan.spans,
+            block_ids=blocks[context // self._block_size : end],
         )
 
     def _block_ids(self, request_id: str) -> list[int]:
@@ -400,8 +390,6 @@ class RequestPlanner:
         tracked = self._requests.pop(request.request_id, None)
         if tracked is None:
             return None
-        if tracked.capture is not None:
-            self._ended.append(request.request_id)
         # An aborted request may have blends that no step will run.
         self._blends = [task for task in self._blends if task.request_id != request.request_id]
         report = replace(tracked.report, preemptions=request.num_preemptions)
@@ -411,7 +399,7 @@ class RequestPlanner:
                 fusion.loaded, fusion.computed, fusion.mapped, fusion.reason
             )
         answer: dict[str, Any] = {PARAMS_KEY: report.to_mapping()}
-        if tracked.capture is not None:
+        if tracked.captured:
             answer[CAPTURED_KEY] = True
         return answer
 

@@ -1,10 +1,8 @@
 """The tiers around a request: the look-up before it, the capture of its own prefill behind it.
 
 Lives in the client's process, around `ReportingLLM.generate`: whatever asks the engine is looked up. A
-request that the tiers miss carries the wish that its prompt's KV be kept while vLLM computes it anyway;
-a thread waits for the file, promises it to the store, and makes the prompt a donor. Where part of the
-prompt came out of vLLM's prefix cache, that KV was not seen: such a prompt is prefilled once more, when
-no request is under way; one with images is not, since its images are gone by then.
+request that the tiers miss carries the wish that its prompt's KV be kept, which vLLM computes anyway; a
+thread waits for the file, promises it to the store, and makes the prompt a donor.
 """
 
 from __future__ import annotations
@@ -14,8 +12,7 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -47,10 +44,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PROMPTS_WAITING = 256
-"""Prompts to be prefilled once more beyond it push out the oldest."""
-
-QUIET_SECONDS = 1.0
 POLL_SECONDS = 0.1
 FLUSH_SECONDS = 30.0
 
@@ -98,7 +91,6 @@ class Tiering:
         self._capturer = capturer
         self._llm = llm
         self._written: queue.Queue[tuple[Lookup, int]] = queue.Queue()
-        self._again: deque[Lookup] = deque(maxlen=PROMPTS_WAITING)
         self._closed = threading.Event()
         capturer.store.add_model(capturer.fingerprint, capturer.description)
         for encoder in cascade.encoders:
@@ -200,7 +192,13 @@ class Tiering:
         else:
             tokens = token_array(prompt)
             text = tokenizer.decode(tokens.tolist())
-        self._compute(self.cascade.lookup(text, tokens, namespace, source_version=source_version))
+        lookup = self.cascade.lookup(text, tokens, namespace, source_version=source_version)
+        item = self._item(lookup)
+        if not self._capturer.store.get(self._capturer.fingerprint, namespace, [item.id]):
+            (result,) = self._capturer.capture([item])
+            if result.error is not None:
+                raise EngineError(result.error)
+        self._promise(lookup)
 
     def settle(self, timeout_s: float = 60.0) -> None:
         """Wait until the captures of requests that have ended are stored."""
@@ -210,7 +208,7 @@ class Tiering:
         self._flush_states()
 
     def close(self) -> None:
-        """Store what is being written; what would have to be computed again is dropped."""
+        """Store what is being written."""
         self._closed.set()
         self._thread.join()
         self._flush_states()
@@ -235,52 +233,22 @@ class Tiering:
             except queue.Empty:
                 if self._closed.is_set():
                     return
-                if self._again and self._is_quiet():
-                    self._guarded(self._compute_when_quiet, self._again.popleft())
                 continue
-            self._guarded(self._store, lookup, ticket)
+            try:
+                self._store(lookup, ticket)
+            except SemKVError as error:
+                logger.info("semkv: a prompt was not stored: %s", error)
+            except Exception:
+                logger.exception("A prompt was not stored")
             self._written.task_done()
-
-    def _guarded(self, work: Callable[..., object], *arguments: object) -> None:
-        try:
-            work(*arguments)
-        except SemKVError as error:
-            logger.info("semkv: a prompt was not stored: %s", error)
-        except Exception:
-            logger.exception("A prompt was not stored")
-
-    def _is_quiet(self) -> bool:
-        return self._llm.active == 0 and time.monotonic() - self._llm.quiet_since > QUIET_SECONDS
 
     def _store(self, lookup: Lookup, ticket: int) -> None:
         result = self._capturer.wait_for(ticket)
-        if result is None or result.incomplete:
-            if not lookup.asked.image_keys:
-                self._again.append(lookup)
-        elif result.error is not None:
+        if result is None:
+            raise EngineError("the engine did not say that it was written")
+        if result.error is not None:
             raise EngineError(result.error)
-        else:
-            self._promise(lookup)
-
-    def _compute_when_quiet(self, lookup: Lookup) -> None:
-        def abandon() -> bool:
-            return self._closed.is_set() or self._llm.active > 0
-
-        if not self._compute(lookup, abandon):
-            self._again.append(lookup)
-
-    def _compute(self, lookup: Lookup, abandon: Callable[[], bool] = lambda: False) -> bool:
-        """Prefill a prompt and make it a donor; False when it was abandoned."""
-        item = self._item(lookup)
-        store, model = self._capturer.store, self._capturer.fingerprint
-        if not store.get(model, item.namespace, [item.id]):
-            result = next(self._capturer.capture([item], abandon=abandon), None)
-            if result is None:
-                return False
-            if result.error is not None:
-                raise EngineError(result.error)
         self._promise(lookup)
-        return True
 
     def _promise(self, lookup: Lookup) -> None:
         asked = lookup.asked

@@ -51,16 +51,11 @@ process sets it, as it does with `near_images`."""
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):
-    """The work of one step: blends first, in this order, then the forward whose KV is captured.
-
-    Attributes:
-        ended: captured requests that ended since the last step, finished or not.
-    """
+    """The work of one step: blends before the forward, in this order, captures behind it."""
 
     model: str
     blends: list[BlendTask] = field(default_factory=list)
     captures: list[CaptureTask] = field(default_factory=list)
-    ended: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -352,6 +352,44 @@ def test_a_bad_file_behind_an_image(
     assert_same(again, plain(vlm, prompt(picture(32), QUESTION + OTHER)))
 
 
+def test_a_head_that_could_not_be_filled_in_is_not_stored(vlm: Engine, namespace: str) -> None:
+    """vLLM computes such a prompt twice: the first time its first blocks hold nothing of use."""
+    assert vlm.store is not None
+    image = picture(34)
+    with tiered(vlm, TierOptions(), {}) as tiering:
+        ask(vlm, prompt(BEFORE, image, QUESTION), namespace)
+        forget(vlm, tiering)
+        (record,) = (one for one in vlm.store.chunks(namespace=namespace) if one.kind == "prompt")
+        path = vlm.store.path(vlm.fingerprint, namespace, record.id)
+        os.truncate(path, path.stat().st_size // 2)
+        asked = prompt(BEFORE, image, QUESTION + OTHER)
+        reference = plain(vlm, asked)
+        for count in (1, 2):
+            answer = ask(vlm, asked, namespace)
+            assert (answer.report.kv_cache, answer.report.served_by) == ("miss", None)
+            assert_same(answer, reference)
+            forget(vlm, tiering)
+            assert stored(vlm, namespace) == count
+        again = ask(vlm, asked, namespace)
+        assert again.report.served_by == "exact_text"
+        assert_same(again, reference)
+
+
+def test_what_was_in_the_prefix_cache_is_stored(
+    vlm: Engine, tiering: Tiering, namespace: str
+) -> None:
+    asked = prompt(BEFORE, picture(35), QUESTION)
+    forget(vlm)
+    ask(vlm, asked, namespace, enabled=False)
+    answer = ask(vlm, asked, namespace)
+    assert answer.report.cached_tokens > 0
+    forget(vlm, tiering)
+    assert stored(vlm, namespace) == 1
+    again, calls = calls_of(vlm, partial(ask, vlm, asked, namespace))
+    assert (calls, again.report.served_by) == (0, "exact_text")
+    assert_same(again, plain(vlm, asked))
+
+
 def test_a_prompt_that_is_prefilled_in_parts(vlm: Engine, tiering: Tiering, namespace: str) -> None:
     """The image stands across the end of the first part."""
     filler = "where does that river end and who owns this harbour " * 6

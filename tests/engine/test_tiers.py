@@ -173,16 +173,15 @@ def test_a_prompt_behind_a_stored_head_is_stored_whole(engine: Engine, namespace
         assert_same(again, plain(engine, second))
 
 
-def test_what_was_in_the_prefix_cache_is_stored_once_it_is_quiet(
+def test_what_was_in_the_prefix_cache_is_stored(
     engine: Engine, tiering: Tiering, namespace: str
 ) -> None:
     prompt = random_tokens(9009, 150)
-    engine.generate(
-        prompt, sampling=SAMPLING, reuse=ReuseOptions(enabled=False, namespace=namespace)
-    )
+    blended(engine, prompt, enabled=False, namespace=namespace)
     answer = blended(engine, prompt, namespace=namespace)
     assert answer.report.cached_tokens > 0
-    until(lambda: stored(engine, namespace) == 1)
+    tiering.settle()
+    assert stored(engine, namespace) == 1
     engine.reset_prefix_cache()
     again = blended(engine, prompt, namespace=namespace)
     assert again.report.exact_tokens == 149

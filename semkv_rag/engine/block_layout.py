@@ -1,0 +1,182 @@
+"""How an attention backend lays out a block of the paged cache, found by writing to one.
+
+Backends pack blocks as their kernels like them: K and V side by side or one behind the other, by token
+or by head, on a CPU in the tiles of its matrix unit. None says how. But in all of them each number of a
+token has a place of its own in its block. To find the places, the numbers are counted, and a block is
+written once for each binary digit of the counts: ones for the numbers that have the digit, zeros for the
+others. What a place held each time, read together, is the count of the number that belongs there. Ones
+and zeros are told apart in quantised caches too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.platforms import current_platform
+
+from semkv_rag.engine.kv_tap import KVTap
+from semkv_rag.engine.model_view import Layer, Unservable
+from semkv_rag.engine.paged import PagedKV
+
+PROBED_BLOCK = 1  # the first behind vLLM's null block
+
+FP8_ERROR = 0.13
+"""The largest relative error of numbers that are kept in 8 bits, with at least two of mantissa."""
+
+WriteBlock: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""Puts K and V, [block tokens, kv_heads, head_dim], into one block and gives its codes, [codes]."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the numbers of a block's K, or of its V, stand among its codes.
+
+    Attributes:
+        shape: [block tokens, kv_heads, head_dim].
+        run: so many numbers in a row stand side by side, at a multiple of it.
+        runs: which run of the block each of them is, in order, int64.
+    """
+
+    shape: tuple[int, int, int]
+    run: int
+    runs: np.ndarray[tuple[int], np.dtype[np.int64]]
+
+    def take(self, codes: Tensor) -> Tensor:
+        """The codes of K or V, [tokens, kv_heads, head_dim], out of those of blocks, [blocks, codes]."""
+        # NumPy's take is three times as fast as torch's on numbers that stand alone.
+        whole = codes.shape[1] // self.run * self.run
+        blocks = codes.numpy()[:, :whole].reshape(len(codes), -1, self.run)
+        return torch.from_numpy(blocks.take(self.runs, axis=1)).view(-1, *self.shape[1:])
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """The layout of the blocks of one layer.
+
+    Attributes:
+        attention: vLLM's attention module, whose scales say what a quantised cache holds.
+        kept: what the codes stand for in the cache.
+        dtype: of K and V when they are written.
+    """
+
+    attention: Any
+    keys: Places
+    values: Places
+    kept: torch.dtype
+    dtype: torch.dtype
+
+    def unpack(self, codes: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V of whole blocks, each [tokens, kv_heads, head_dim].
+
+        Args:
+            codes: as `PagedKV.codes` gives them, [blocks, codes].
+        """
+        keys = self.keys.take(codes).view(self.kept).to(self.dtype)
+        values = self.values.take(codes).view(self.kept).to(self.dtype)
+        if self.kept.itemsize == 1:
+            keys *= self.attention._k_scale_float
+            values *= self.attention._v_scale_float
+        return keys, values
+
+
+def find_layouts(
+    layers: Sequence[Layer], tap: KVTap, paged: PagedKV, dtype: torch.dtype
+) -> list[BlockLayout]:
+    """The layout of each layer's blocks. Writes over a block: called before any request.
+
+    Args:
+        dtype: of the model's K and V.
+
+    Raises:
+        Unservable: what is written to a layer's cache cannot be read back.
+    """
+    block = torch.tensor([PROBED_BLOCK], device=paged.device)
+    slots = paged.slots(block, torch.arange(paged.block_size, device=paged.device))
+
+    def writer(index: int, cache: Tensor) -> WriteBlock:
+        def write(keys: Tensor, values: Tensor) -> Tensor:
+            tap.write(index, keys.to(paged.device), values.to(paged.device), slots)
+            return paged.codes(cache, paged.copy_blocks(cache, block))[0]
+
+        return write
+
+    layouts = []
+    for index, layer in enumerate(layers):
+        attention = layer.attention
+        heads = (paged.block_size, layer.kv_heads)
+        shapes = ((*heads, attention.head_size), (*heads, attention.head_size_v))
+        kept = attention.kv_cache.dtype
+        if attention.kv_cache_dtype.startswith("fp8"):
+            e5m2 = attention.kv_cache_dtype == "fp8_e5m2"
+            kept = torch.float8_e5m2 if e5m2 else current_platform.fp8_dtype()
+        layout = find_layout(attention, writer(index, attention.kv_cache), shapes, kept, dtype)
+        if layout is None:
+            raise Unservable(
+                f"the paged cache of layer {index} cannot be read back"
+                f" (kv_cache_dtype {attention.kv_cache_dtype}, {attention.backend.name})"
+            )
+        layouts.append(layout)
+    return layouts
+
+
+def find_layout(
+    attention: Any,
+    write: WriteBlock,
+    shapes: tuple[tuple[int, int, int], tuple[int, int, int]],
+    kept: torch.dtype,
+    dtype: torch.dtype,
+) -> BlockLayout | None:
+    """The layout of blocks that `write` fills; None when what it writes cannot be read back.
+
+    Args:
+        shapes: of a block's K and V.
+        kept, dtype: see `BlockLayout`.
+    """
+    key_numbers, numbers = (int(n) for n in np.cumsum([np.prod(shape) for shape in shapes]))
+    counts = torch.arange(numbers)
+
+    def written(row: Tensor) -> Tensor:
+        row = row.to(dtype)
+        return write(row[:key_numbers].view(shapes[0]), row[key_numbers:].view(shapes[1]))
+
+    zeros = written(torch.zeros(numbers))
+    held = torch.zeros(len(zeros), dtype=torch.int64)
+    for digit in range(numbers.bit_length()):
+        held |= (written(counts >> digit & 1) != zeros).long() << digit
+    used = torch.nonzero(written(torch.ones(numbers)) != zeros).flatten()
+    if not torch.equal(held[used].sort().values, counts):
+        return None
+    places = used[held[used].argsort()].numpy()
+    layout = BlockLayout(
+        attention,
+        _places(shapes[0], places[:key_numbers]),
+        _places(shapes[1], places[key_numbers:]),
+        kept,
+        dtype,
+    )
+    random = torch.randn(numbers, generator=torch.Generator().manual_seed(0)).to(dtype)
+    keys, values = layout.unpack(written(random)[None])
+    read = torch.cat((keys.flatten(), values.flatten()))
+    error = ((read - random).abs() / random.abs().clamp_min(0.1)).max()
+    return layout if error <= (FP8_ERROR if kept.itemsize == 1 else 0) else None
+
+
+def _places(
+    shape: tuple[int, int, int], places: np.ndarray[tuple[int], np.dtype[np.int64]]
+) -> Places:
+    run = 1
+    while shape[2] % (2 * run) == 0 and _stand_side_by_side(places.reshape(-1, 2 * run)):
+        run *= 2
+    return Places(shape, run, places[::run] // run)
+
+
+def _stand_side_by_side(runs: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> bool:
+    length = runs.shape[1]
+    return bool(
+        (runs[:, 0] % length == 0).all() and (runs - runs[:, :1] == np.arange(length)).all()
+    )
