@@ -125,8 +125,9 @@ class ChunkCapture:
                 continue
             try:
                 copy = self._copy(task, model)
-            except RuntimeError as error:  # no memory: the request is answered all the same
-                self._add(Captured(task.ticket, 0, f"its KV could not be copied: {error}"))
+            except Exception as error:  # no memory, say: the request is answered all the same
+                logger.exception("A chunk's KV could not be copied")
+                self._add(Captured(task.ticket, 0, f"its KV could not be copied: {error!r}"))
                 continue
             if task.kind == "prompt":
                 until = self.lull.hold(copy.size_bytes)
@@ -135,7 +136,7 @@ class ChunkCapture:
                 self._writers.submit(self._write, copy)
 
     def _copy(self, task: CaptureTask, model: str) -> _Copy:
-        blocks = torch.tensor(task.block_ids)
+        blocks = torch.tensor(task.block_ids, device=self.paged.device)
         copy = _Copy(task, model, [])
         for layout in self.layouts:
             cache = layout.attention.kv_cache

@@ -8,8 +8,8 @@ A step, in order:
 
 1. scheduler: `on_new_request` for each new request, `get_num_new_matched_tokens` and
    `update_state_after_alloc` for each that is let in, `build_connector_meta` once;
-2. worker: `bind_connector_metadata`, then `start_load_kv` (blends), the forward (captures, through the
-   tap), `wait_for_save`, `get_block_ids_with_load_errors`, `build_connector_worker_meta`;
+2. worker: `bind_connector_metadata`, then `start_load_kv` (blends), the forward, `wait_for_save`
+   (captures), `get_block_ids_with_load_errors`, `build_connector_worker_meta`;
 3. scheduler: `request_finished` for requests that end, `update_connector_output`.
 
 Configured by `KVTransferConfig.kv_connector_extra_config`; `engine.launch` writes it:
@@ -165,11 +165,6 @@ class SemKVConnector(KVConnectorBase_V1):
 
     # ---- worker ----------------------------------------------------------------------------
 
-    @classmethod
-    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """The tap is Python: it must not be left out by the replay of a captured graph."""
-        return True
-
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         return None if self.executor is None else WorkerHandshake(self.executor.gate)
 
@@ -193,7 +188,7 @@ class SemKVConnector(KVConnectorBase_V1):
         attn_metadata: AttentionMetadata,
         **kwargs: Any,
     ) -> None:
-        """Nothing to save from the paged cache: captured rows come through the tap."""
+        """Nothing to save yet: whole blocks are copied behind the forward, see `wait_for_save`."""
 
     def wait_for_save(self) -> None:
         assert self.executor is not None

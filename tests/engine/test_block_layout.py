@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
 from semkv_rag.engine import Engine
-from semkv_rag.engine.block_layout import BlockLayout, WriteBlock, find_layout
+from semkv_rag.engine.block_layout import BlockLayout, WriteBlock, find_layout, find_layouts
+from semkv_rag.engine.model_view import Unservable
 from semkv_rag.engine.paged import CODES
 from semkv_rag.store import ChunkFile
 from tests.engine.chunks import random_tokens, store_chunks
@@ -112,6 +114,28 @@ def test_a_cache_that_cannot_be_read_back() -> None:
     twice[3] = twice[5]
     for write in (forget_values, round_off, Backend(twice, len(order), torch.float32).write):
         assert layout_of(write, torch.float32, torch.float32) is None
+
+
+def test_a_model_with_such_a_cache_is_refused() -> None:
+    """Each token of a cache of four bits would have a scale of its own."""
+    attention = SimpleNamespace(
+        head_size=KEY_DIM,
+        head_size_v=KEY_DIM,
+        kv_cache=torch.zeros(4, TOKENS, HEADS, KEY_DIM, dtype=torch.uint8),
+        kv_cache_dtype="int4_per_token_head",
+        backend=SimpleNamespace(name="SOME_ATTN"),
+    )
+    paged = SimpleNamespace(
+        device=torch.device("cpu"),
+        block_size=TOKENS,
+        slots=lambda block, positions: block * TOKENS + positions,
+        copy_blocks=lambda cache, block: cache[block].clone(),
+        codes=lambda cache, copies: copies.flatten(1),
+    )
+    tap = SimpleNamespace(write=lambda index, keys, values, slots: None)
+    layer: Any = SimpleNamespace(attention=attention, kv_heads=HEADS)
+    with pytest.raises(Unservable, match=r"layer 0 .* \(kv_cache_dtype int4_per_token_head, SOME"):
+        find_layouts([layer], cast(Any, tap), cast(Any, paged), torch.bfloat16)
 
 
 @pytest.mark.parametrize(
