@@ -12,7 +12,7 @@ from torch import Tensor
 from semkv_rag.engine import Engine
 from semkv_rag.engine.block_layout import BlockLayout, WriteBlock, find_layout, find_layouts
 from semkv_rag.engine.model_view import Unservable
-from semkv_rag.engine.paged import CODES
+from semkv_rag.engine.paged import CODES, PagedKV
 from semkv_rag.store import ChunkFile
 from tests.engine.chunks import random_tokens, store_chunks
 from tests.engine.inside import inside
@@ -114,6 +114,28 @@ def test_a_cache_that_cannot_be_read_back() -> None:
     twice[3] = twice[5]
     for write in (forget_values, round_off, Backend(twice, len(order), torch.float32).write):
         assert layout_of(write, torch.float32, torch.float32) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "parts"),
+    [
+        ((5, 2, TOKENS, HEADS, 8), 0, 1),
+        ((2, 5, TOKENS, HEADS, 8), 1, 1),
+        ((2, 10, TOKENS // 2, HEADS, 8), 1, 2),  # the kernel's blocks are half of vLLM's
+    ],
+)
+def test_blocks_stand_on_any_axis(shape: tuple[int, ...], axis: int, parts: int) -> None:
+    runner: Any = SimpleNamespace(
+        device=torch.device("cpu"),
+        attn_groups=[],
+        kv_cache_config=SimpleNamespace(num_blocks=5),
+    )
+    paged = PagedKV(runner, TOKENS)
+    cache = torch.randn(shape)
+    codes = paged.codes(cache, paged.copy_blocks(cache, torch.tensor([3, 1])))
+    for block, found in zip((3, 1), codes, strict=True):
+        own = cache.narrow(axis, block * parts, parts)
+        assert torch.equal(found.view(torch.float32).sort().values, own.flatten().sort().values)
 
 
 def test_a_model_with_such_a_cache_is_refused() -> None:
