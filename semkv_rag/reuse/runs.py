@@ -51,8 +51,10 @@ class Runs:
                 if end - dst < self._shortest:
                     continue
             span = Span(chunk_id, dst - diagonal, dst, end - dst, len(stored.context), exact)
-            self._found.append((fit, number, span))
-            self._worst[diagonal] = max(fit, self._worst.get(diagonal, fit))
+            # Behind other tokens than the chunk's own no context makes a run exact.
+            here = fit._replace(inexact=not exact)
+            self._found.append((here, number, span))
+            self._worst[diagonal] = max(here, self._worst.get(diagonal, here))
             self._ends[dst] = max(self._ends[dst], end)
             if exact:
                 self._exact_ends[dst] = max(self._exact_ends[dst], end)

@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from semkv_rag.reuse import StoredTokens, matcher, token_array
@@ -74,8 +74,15 @@ def stores_and_prompts(draw: st.DrawFn) -> tuple[dict[str, StoredTokens], list[i
     return store, prompt
 
 
+def chunks(*texts: list[int]) -> dict[str, StoredTokens]:
+    """Chunks without a context."""
+    return {f"c{number}": StoredTokens(token_array(t), EMPTY) for number, t in enumerate(texts)}
+
+
 @settings(max_examples=400, deadline=None)
 @given(drawn=stores_and_prompts(), window=WINDOWS)
+# A longer chunk has no context either, and other tokens where the exact one begins.
+@example(drawn=(chunks([0] * 3, [1, 0, 0, 1, *[0] * 6, 1]), [0, 0, 0, 1, -1]), window=2)
 def test_matches_the_reference(
     drawn: tuple[dict[str, StoredTokens], list[int]], window: int
 ) -> None:
