@@ -19,7 +19,8 @@ what a capture would cost if nothing ran beside anything; the caches and the mem
 the model are not in it.
 
 A ratio is taken over two neighbours, and the median of ratios is given with the middle half of them and
-with the range in which the median lies at 95 % confidence.
+with the range in which the median lies at 95 % confidence. On a machine that others use too that range is
+wide; many pairs of short requests narrow it soonest: --lengths 512 --answer-tokens 1 --pairs 300.
 
     python benchmarks/capture.py [--lengths 1024,4096] [--pairs 40] [--streams 10] [--model FOLDER]
 
