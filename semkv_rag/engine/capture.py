@@ -94,6 +94,7 @@ class ChunkCapture:
     """One per worker.
 
     Attributes:
+        root: the store's folder.
         layouts: of each layer's blocks.
     """
 
@@ -131,7 +132,7 @@ class ChunkCapture:
                 continue
             if task.kind == "prompt":
                 until = self.lull.hold(copy.size_bytes)
-                self._prompt_writer.submit(self._write_in_lull, copy, until, copy.size_bytes)
+                self._prompt_writer.submit(self._write_in_lull, copy, until)
             else:
                 self._writers.submit(self._write, copy)
 
@@ -146,8 +147,8 @@ class ChunkCapture:
             copy.made.record()
         return copy
 
-    def _write_in_lull(self, copy: _Copy, until: float, size_bytes: int) -> None:
-        self.lull.wait(until, size_bytes)
+    def _write_in_lull(self, copy: _Copy, until: float) -> None:
+        self.lull.wait(until, copy.size_bytes)
         self._write(copy)
 
     @torch.inference_mode()  # as the copies were made; PyTorch forbids writing to them outside
