@@ -11,7 +11,7 @@ and zeros are told apart in quantised caches too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -70,6 +70,11 @@ class BlockLayout:
     kept: torch.dtype
     dtype: torch.dtype
 
+    @property
+    def shapes(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """Of a block's K and V, each [block tokens, kv_heads, head_dim]."""
+        return self.keys.shape, self.values.shape
+
     def unpack(self, codes: Tensor) -> tuple[Tensor, Tensor]:
         """K and V of whole blocks, each [tokens, kv_heads, head_dim].
 
@@ -105,7 +110,7 @@ def find_layouts(
 
         return write
 
-    layouts = []
+    layouts: list[BlockLayout] = []
     for index, layer in enumerate(layers):
         attention = layer.attention
         heads = (paged.block_size, layer.kv_heads)
@@ -114,7 +119,12 @@ def find_layouts(
         if attention.kv_cache_dtype.startswith("fp8"):
             e5m2 = attention.kv_cache_dtype == "fp8_e5m2"
             kept = torch.float8_e5m2 if e5m2 else current_platform.fp8_dtype()
-        layout = find_layout(attention, writer(index, attention.kv_cache), shapes, kept, dtype)
+        write = writer(index, attention.kv_cache)
+        layout = None
+        if layouts and _alike(layouts[-1], attention) and layouts[-1].shapes == shapes:
+            layout = replace(layouts[-1], attention=attention, kept=kept)
+        if layout is None or not reads_back(layout, write):
+            layout = find_layout(attention, write, shapes, kept, dtype)
         if layout is None:
             raise Unservable(
                 f"the paged cache of layer {index} cannot be read back"
@@ -159,11 +169,25 @@ def find_layout(
         kept,
         dtype,
     )
-    random = torch.randn(numbers, generator=torch.Generator().manual_seed(0)).to(dtype)
-    keys, values = layout.unpack(written(random)[None])
-    read = torch.cat((keys.flatten(), values.flatten()))
-    error = ((read - random).abs() / random.abs().clamp_min(0.1)).max()
-    return layout if error <= (FP8_ERROR if kept.itemsize == 1 else 0) else None
+    return layout if reads_back(layout, write) else None
+
+
+def reads_back(layout: BlockLayout, write: WriteBlock) -> bool:
+    """Whether random K and V that `write` puts into a block are read back as they were."""
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randn(shape, generator=generator).to(layout.dtype) for shape in layout.shapes]
+    codes = write(*rows)
+    largest = FP8_ERROR if layout.kept.itemsize == 1 else 0
+    return all(
+        bool(((read - row).abs() / row.abs().clamp_min(0.1)).max() <= largest)
+        for read, row in zip(layout.unpack(codes[None]), rows, strict=True)
+    )
+
+
+def _alike(layout: BlockLayout, attention: Any) -> bool:
+    """Whether a layer's cache could be laid out as another's; reading it back tells if it is."""
+    one, other = layout.attention.kv_cache, attention.kv_cache
+    return bool(one.shape == other.shape and one.dtype == other.dtype)
 
 
 def _places(
