@@ -24,8 +24,8 @@ wide; many pairs of short requests narrow it soonest: --lengths 512 --answer-tok
 
     python benchmarks/capture.py [--lengths 1024,4096] [--pairs 40] [--streams 10] [--model FOLDER]
 
-Writes build/bench/capture.json and capture.png. Ends with 1 when a capture costs a request more than 2 %.
-About half an hour on two cores.
+Writes build/bench/capture.json and capture.png. Ends with 1 when a capture alone costs its
+own request more than 2 %; the streams are for the reader to judge. About half an hour on two cores.
 """
 
 from __future__ import annotations
