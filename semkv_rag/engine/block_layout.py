@@ -75,6 +75,15 @@ class BlockLayout:
         """Of a block's K and V, each [block tokens, kv_heads, head_dim]."""
         return self.keys.shape, self.values.shape
 
+    @property
+    def reading(self) -> tuple[object, ...]:
+        """Equal for layers whose blocks, put together, are unpacked in one go by any one of them."""
+        attention = self.attention
+        same = (id(self.keys), id(self.values), attention.kv_cache.shape, self.kept, self.dtype)
+        if self.kept.itemsize > 1:
+            return same
+        return *same, attention._k_scale_float, attention._v_scale_float
+
     def unpack(self, codes: Tensor) -> tuple[Tensor, Tensor]:
         """K and V of whole blocks, each [tokens, kv_heads, head_dim].
 
@@ -106,7 +115,7 @@ def find_layouts(
     def writer(index: int, cache: Tensor) -> WriteBlock:
         def write(keys: Tensor, values: Tensor) -> Tensor:
             tap.write(index, keys.to(paged.device), values.to(paged.device), slots)
-            return paged.codes(cache, paged.copy_blocks(cache, block))[0]
+            return paged.codes(cache, paged.copy_blocks([cache], block))[0]
 
         return write
 

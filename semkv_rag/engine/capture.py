@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from threading import Lock
 
@@ -75,18 +76,19 @@ class _Copy:
     """A chunk's blocks out of the paged cache.
 
     Attributes:
-        layers: each layer's, see `PagedKV.copy_blocks`.
+        parts: in the order of the layers; each those that are unpacked in one go, and their blocks,
+            see `PagedKV.copy_blocks`.
         made: what tells a writing thread, whose stream is another one, that a GPU has made them.
     """
 
     task: CaptureTask
     model: str
-    layers: list[Tensor]
+    parts: list[tuple[list[BlockLayout], Tensor]]
     made: torch.cuda.Event | None = None
 
     @property
     def size_bytes(self) -> int:
-        return sum(layer.nbytes for layer in self.layers)
+        return sum(blocks.nbytes for _, blocks in self.parts)
 
 
 @dataclass
@@ -139,10 +141,11 @@ class ChunkCapture:
     def _copy(self, task: CaptureTask, model: str) -> _Copy:
         blocks = torch.tensor(task.block_ids, device=self.paged.device)
         copy = _Copy(task, model, [])
-        for layout in self.layouts:
-            cache = layout.attention.kv_cache
-            copy.layers.append(self.paged.copy_blocks(cache, blocks, self._memory.take))
-        if copy.layers[0].is_cuda:
+        for _, alike in groupby(self.layouts, lambda layout: layout.reading):
+            layers = list(alike)
+            caches = [layout.attention.kv_cache for layout in layers]
+            copy.parts.append((layers, self.paged.copy_blocks(caches, blocks, self._memory.take)))
+        if blocks.is_cuda:
             copy.made = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copy.made.record()
         return copy
@@ -182,11 +185,13 @@ class ChunkCapture:
         """K and V of the chunk's tokens, layer by layer; each copy's memory is given back."""
         first = copy.task.context % self.paged.block_size
         rows = slice(first, first + len(copy.task.tokens) - copy.task.context)
-        for layout in self.layouts:
-            packed = copy.layers.pop(0)
-            keys, values = layout.unpack(self.paged.codes(layout.attention.kv_cache, packed))
+        while copy.parts:
+            layers, packed = copy.parts.pop(0)
+            # In few calls, since each takes Python's lock from the model's thread for a moment.
+            both = layers[0].unpack(self.paged.codes(layers[0].attention.kv_cache, packed))
             self._memory.give(packed)
-            yield keys[rows], values[rows]
+            keys, values = (part.view(len(layers), -1, *part.shape[1:])[:, rows] for part in both)
+            yield from zip(keys, values, strict=True)
 
     def _add(self, captured: Captured) -> None:
         with self._lock:

@@ -109,23 +109,30 @@ class PagedKV:
             for (cache, axis, rows), was in zip(places, saved, strict=True):
                 cache.index_copy_(axis, rows, was)
 
-    def copy_blocks(self, cache: Tensor, blocks: Tensor, new: NewTensor = _new) -> Tensor:
-        """Copies of whole blocks of a layer's paged cache, in the shape of the cache.
+    def copy_blocks(
+        self, caches: Sequence[Tensor], blocks: Tensor, new: NewTensor = _new
+    ) -> Tensor:
+        """Copies of whole blocks of layers' paged caches: [layers, ...], each in the shape of its cache.
 
         Args:
+            caches: at least one layer's; all of one shape and dtype.
             blocks: [blocks], int64.
             new: where the memory comes from.
         """
-        cache = cache.view(CODES[cache.itemsize])
-        axis, rows = self._places(cache, blocks)
-        shape = torch.Size((*cache.shape[:axis], len(rows), *cache.shape[axis + 1 :]))
-        return torch.index_select(cache, axis, rows, out=new(shape, cache))
+        caches = [cache.view(CODES[cache.itemsize]) for cache in caches]
+        axis, rows = self._places(caches[0], blocks)
+        shape = caches[0].shape
+        shape = torch.Size((len(caches), *shape[:axis], len(rows), *shape[axis + 1 :]))
+        copies = new(shape, caches[0])
+        for cache, copy in zip(caches, copies, strict=True):
+            torch.index_select(cache, axis, rows, out=copy)
+        return copies
 
     def codes(self, cache: Tensor, copies: Tensor) -> Tensor:
-        """What `copy_blocks` gave of a layer, block by block: [blocks, codes], on the CPU."""
+        """What `copy_blocks` gave of caches like this one: [layers * blocks, codes], on the CPU."""
         axis, parts = self._block_axis(cache)
-        blocks = copies.shape[axis] // parts
-        return copies.cpu().movedim(axis, 0).reshape(blocks, -1)
+        count = len(copies) * copies.shape[axis + 1] // parts
+        return copies.cpu().movedim(axis + 1, 1).reshape(count, -1)
 
     def _places(self, cache: Tensor, blocks: Tensor) -> tuple[int, Tensor]:
         """The axis of a layer's cache that counts blocks, and where `blocks` stand on it."""

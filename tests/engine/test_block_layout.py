@@ -132,9 +132,10 @@ def test_blocks_stand_on_any_axis(shape: tuple[int, ...], axis: int, parts: int)
     )
     paged = PagedKV(runner, TOKENS)
     cache = torch.randn(shape)
-    codes = paged.codes(cache, paged.copy_blocks(cache, torch.tensor([3, 1])))
-    for block, found in zip((3, 1), codes, strict=True):
-        own = cache.narrow(axis, block * parts, parts)
+    codes = paged.codes(cache, paged.copy_blocks([cache, -cache], torch.tensor([3, 1])))
+    expected = [(cache, 3), (cache, 1), (-cache, 3), (-cache, 1)]
+    for (layer, block), found in zip(expected, codes, strict=True):
+        own = layer.narrow(axis, block * parts, parts)
         assert torch.equal(found.view(torch.float32).sort().values, own.flatten().sort().values)
 
 
@@ -151,8 +152,8 @@ def test_a_model_with_such_a_cache_is_refused() -> None:
         device=torch.device("cpu"),
         block_size=TOKENS,
         slots=lambda block, positions: block * TOKENS + positions,
-        copy_blocks=lambda cache, block: cache[block].clone(),
-        codes=lambda cache, copies: copies.flatten(1),
+        copy_blocks=lambda caches, block: torch.stack([cache[block] for cache in caches]),
+        codes=lambda cache, copies: copies.flatten(0, 1).flatten(1),
     )
     tap = SimpleNamespace(write=lambda index, keys, values, slots: None)
     layer: Any = SimpleNamespace(attention=attention, kv_heads=HEADS)
