@@ -24,7 +24,7 @@ from semkv_rag.engine.block_layout import BlockLayout
 from semkv_rag.engine.capture_memory import CaptureMemory
 from semkv_rag.engine.lull import Lull
 from semkv_rag.engine.paged import PagedKV
-from semkv_rag.engine.threads import pool_beside_model
+from semkv_rag.engine.threads import pool_behind_model, pool_beside_model
 from semkv_rag.errors import SemKVError
 from semkv_rag.reuse import token_array
 from semkv_rag.store import ChunkHeader, write_chunk
@@ -113,7 +113,7 @@ class ChunkCapture:
         default_factory=lambda: pool_beside_model(WRITERS, "semkv-write")
     )
     _prompt_writer: ThreadPoolExecutor = field(
-        default_factory=lambda: pool_beside_model(1, "semkv-write-prompt")
+        default_factory=lambda: pool_behind_model(1, "semkv-write-prompt")
     )
 
     def keep(self, tasks: Sequence[CaptureTask], model: str, failed_blocks: set[int]) -> None:

@@ -106,7 +106,7 @@ class BlendExecutor:
 
     def begin_step(self, metadata: StepMetadata) -> None:
         self._step = metadata
-        self._lull.begin_step()
+        self._lull.step()
 
     def blend(self) -> None:
         """Run the step's blends in order: a later one may build on an earlier one's blocks."""
@@ -117,7 +117,7 @@ class BlendExecutor:
     def end_step(self) -> None:
         if self._step is not None and self._step.captures and self._capture is not None:
             self._capture.keep(self._step.captures, self._step.model, self._failed_blocks)
-        self._lull.end_step()
+        self._lull.step()
         self._step = None
 
     def _blend(self, task: BlendTask, model: str) -> BlendResult:

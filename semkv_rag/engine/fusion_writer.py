@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from vllm.distributed import get_tensor_model_parallel_rank
 
-from semkv_rag.engine.threads import pool_beside_model
+from semkv_rag.engine.threads import pool_behind_model
 from semkv_rag.errors import SemKVError
 from semkv_rag.store import KVStore
 from semkv_rag.store.eviction import STATE
@@ -49,7 +49,7 @@ class StateWriter:
         self._store: KVStore | None = None
         self._waiting = 0
         self._lock = Lock()
-        self._thread = pool_beside_model(1, "semkv-states")
+        self._thread = pool_behind_model(1, "semkv-states")
 
     def load(self, step: FusionStep, encoder_cache: dict[str, Tensor]) -> None:
         """Put the step's states where vLLM looks for them."""

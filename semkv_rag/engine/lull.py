@@ -1,7 +1,9 @@
-"""Lulls: when no step of the model has run for a moment, so that what can wait takes no core from one.
+"""Lulls: moments in which vLLM neither begins nor ends a step, so that what can wait is in nobody's way.
 
-A captured prompt's file is not needed before somebody asks the like of it again. Written while its own
-request is answered, it would slow each of the answer's steps on a machine with few cores.
+A captured prompt's file is not needed before somebody asks the like of it again. Steps begin and end in
+other threads and processes, vLLM's engine and its front end, which on a machine with few cores share the
+ones that the model leaves: written then, or during an answer's short steps, a file would delay each of
+them. Between requests, and while a long prefill keeps the model's own cores busy, the others are idle.
 """
 
 from __future__ import annotations
@@ -21,19 +23,13 @@ class Lull:
     """One per worker. Steps are told by the worker's own thread; safe for threads that wait."""
 
     def __init__(self) -> None:
-        self._in_step = False
-        self._last_step = time.monotonic() - LULL_S
+        self._last_change = time.monotonic() - LULL_S
         self._lock = threading.Lock()
         self._held_bytes = 0
 
-    def begin_step(self) -> None:
-        """Called before each step."""
-        self._in_step = True
-
-    def end_step(self) -> None:
-        """Called after each step."""
-        self._last_step = time.monotonic()
-        self._in_step = False
+    def step(self) -> None:
+        """Called when a step begins, and when it ends."""
+        self._last_change = time.monotonic()
 
     def hold(self, size_bytes: int) -> float:
         """Before something that holds memory waits: until when it may, for `wait`."""
@@ -44,9 +40,7 @@ class Lull:
 
     def wait(self, until: float, size_bytes: int) -> None:
         """Return in a lull, or when it is `until`; what waited is not held any more."""
-        while (now := time.monotonic()) < until:
-            if not self._in_step and now - self._last_step >= LULL_S:
-                break
-            time.sleep(LULL_S / 3)
+        while (now := time.monotonic()) < min(until, lull := self._last_change + LULL_S):
+            time.sleep(min(until, lull) - now)
         with self._lock:
             self._held_bytes -= size_bytes
