@@ -12,20 +12,21 @@ from typing import Any
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from semkv_rag.corpus.capture import CaptureItem, CaptureResult
 from semkv_rag.engine.capture import Captured
 from semkv_rag.engine.capturing import WRITE_TIMEOUT_SECONDS, Capturing, Tickets
 from semkv_rag.engine.gate import GateReport
-from semkv_rag.engine.reporting import CAPTURE_PREFIX
+from semkv_rag.engine.reporting import CAPTURE_PREFIX, ReportingLLM
 from semkv_rag.engine.transfer import CAPTURE_KEY, PARAMS_KEY
 from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.store import KVStore
 
 PASSING_POLL_SECONDS = 0.05
-"""A capture in passing is asked after this often: each time costs the engine a moment."""
+"""A capture in passing is asked after this often while nobody waits for an answer."""
+LOADED_POLL_SECONDS = 2.0
+"""And this often under load: asking waits for the end of a step, and the next step for the answer."""
 
 
 class LLMCapturer:
@@ -42,7 +43,7 @@ class LLMCapturer:
 
     def __init__(
         self,
-        llm: AsyncLLM,
+        llm: ReportingLLM,
         loop: asyncio.AbstractEventLoop,
         *,
         store: KVStore,
@@ -60,6 +61,7 @@ class LLMCapturer:
         self._gate = gate
         self._ids = itertools.count()
         self._tickets = Tickets(self._take)
+        self._last_poll = time.monotonic()
 
     def capture(
         self,
@@ -95,8 +97,7 @@ class LLMCapturer:
         """What became of a capture in passing, once all ranks have written; None if they never say."""
         end = time.monotonic() + WRITE_TIMEOUT_SECONDS
         try:
-            while time.monotonic() < end:
-                self._tickets.poll()
+            while (now := time.monotonic()) < end:
                 if (ranks := self._tickets.results(ticket)) is not None:
                     errors = [fields["error"] for fields in ranks if fields["error"]]
                     return Captured(
@@ -104,6 +105,10 @@ class LLMCapturer:
                         bytes=sum(fields["bytes"] for fields in ranks),
                         error=errors[0] if errors else None,
                     )
+                if self._llm.active == 0 or now - self._last_poll > LOADED_POLL_SECONDS:
+                    self._tickets.poll()
+                    self._last_poll = now
+                # Also behind an answer: it comes between two requests, when there is other work.
                 time.sleep(PASSING_POLL_SECONDS)
             return None
         finally:
