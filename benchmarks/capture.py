@@ -29,7 +29,7 @@ machine that others use too that range is wide; many short requests narrow it so
     python benchmarks/capture.py [--lengths 1024,4096] [--pairs 40] [--streams 3] [--model FOLDER]
 
 Writes build/bench/capture.json and capture.png. Ends with 1 when captures cost more than 2 %, alone or in
-streams. About half an hour on two cores.
+streams. Half an hour to three quarters on two cores.
 """
 
 from __future__ import annotations
