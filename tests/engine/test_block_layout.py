@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -98,6 +99,21 @@ def test_numbers_of_eight_bits() -> None:
     keys, values = layout.unpack(codes[None])
     assert keys.dtype == values.dtype == torch.bfloat16
     assert torch.equal(backend.write(keys, values), codes)
+
+
+def test_layers_of_other_scales_are_unpacked_by_themselves() -> None:
+    backend = Backend(by_head(), 10_000, FP8)
+    layout = layout_of(backend.write, FP8, torch.bfloat16)
+    assert layout is not None
+
+    def scaled(k_scale: float, v_scale: float) -> BlockLayout:
+        cache = torch.zeros(4, 10_000, dtype=FP8)
+        attention = SimpleNamespace(kv_cache=cache, _k_scale_float=k_scale, _v_scale_float=v_scale)
+        return replace(layout, attention=attention)
+
+    assert scaled(0.5, 2.0).reading == scaled(0.5, 2.0).reading
+    assert scaled(0.5, 2.0).reading != scaled(0.5, 1.0).reading
+    assert scaled(0.5, 2.0).reading != scaled(1.0, 2.0).reading
 
 
 def test_a_cache_that_cannot_be_read_back() -> None:
