@@ -40,7 +40,7 @@ bench: setup
 	$(RUN) benchmarks/capture.py
 	$(RUN) benchmarks/paraphrases.py
 	$(RUN) benchmarks/vqa.py
-	$(RUN) -m benchmarks.quality
+	$(RUN) benchmarks/quality.py
 
 # Pin every package again, from requirements/cpu.in. Needs uv; find-links is where a CPU build of torch is.
 lock:

@@ -40,7 +40,7 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
 
 if TYPE_CHECKING:
     from semkv_rag.engine import Engine
-    from tests.engine.server import Server
+    from workbench.server import Server
 
 ROOT = Path(__file__).parent
 READER = ROOT / "examples" / "reader"
@@ -93,7 +93,7 @@ def reader() -> Path:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Makes a tiny random model of an architecture, once a session."""
-    from tests.tiny_models import build_tiny_model
+    from workbench.tiny_models import build_tiny_model
 
     folder = tmp_path_factory.mktemp("models")
 
@@ -122,7 +122,7 @@ def namespace() -> str:
 @pytest.fixture(scope="session")
 def server(reader: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """`semkv serve` on the reader in a process of its own, with an empty store."""
-    from tests.engine.server import Server
+    from workbench.server import Server
 
     with Server(reader, tmp_path_factory.mktemp("server")) as server:
         yield server

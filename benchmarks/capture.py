@@ -51,12 +51,12 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np
 
-from benchmarks._common import save, summary
 from semkv_rag.engine import Engine, llm_capturer
 from semkv_rag.tiers import TierOptions
-from tests.engine.chunks import random_tokens
-from tests.engine.inside import inside
-from tests.engine.tiered import tiered
+from workbench.chunks import random_tokens
+from workbench.figures import save, summary
+from workbench.inside import inside
+from workbench.tiered import tiered
 
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # lets `inside` measure in the worker
 
@@ -194,7 +194,7 @@ OWN = ("held", "beside")
 
 
 def build_model(folder: Path) -> Path:
-    from tests.tiny_models import build_tiny_model
+    from workbench.tiny_models import build_tiny_model
 
     return build_tiny_model("mid", folder)
 

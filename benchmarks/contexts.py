@@ -22,10 +22,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks._common import save, summary
 from benchmarks.ttft import Shape, build_model
 from semkv_rag.corpus import ContextMode, precompute_texts
 from semkv_rag.engine import Engine
+from workbench.figures import save, summary
 
 HEAD = "every answer is short and stands somewhere in the documents that were found for it\n\n"
 MODES: tuple[tuple[ContextMode, ...], ...] = (

@@ -32,9 +32,9 @@ from langchain_semkv import ChatSemKV, SemKVLLM
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.semkv import SemKV
 
-from benchmarks._common import save, summary
 from semkv_rag.corpus import precompute
 from semkv_rag.engine import Engine
+from workbench.figures import save, summary
 
 READER = ROOT / "examples" / "reader"
 CORPUS = ROOT / "examples" / "corpus"

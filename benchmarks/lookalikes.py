@@ -2,7 +2,7 @@
 
     python benchmarks/lookalikes.py [--set report] [--pairs 400] [--seed 2]
 
-Pairs of questions (`lookalikes_data.py`) are embedded with MiniLM, as the semantic tier does. Served
+Pairs of questions (`workbench/lookalikes.py`) are embedded with MiniLM, as the semantic tier does. Served
 is a pair whose cosine similarity reaches the threshold and, with the guard on, that no check vetoes.
 
 unsafe served   lookalikes served / lookalikes, with the one-sided 95 % upper bound of Clopper and
@@ -15,18 +15,22 @@ The guard is its vetoes alone here: a learned threshold would explore at first, 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, get_args
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 import numpy as np
-from _common import save, summary
-from lookalikes_data import Pair, Set, pairs
 from numpy.typing import NDArray
 from scipy.stats import beta
 
 from semkv_rag.tiers.guard import veto
+from workbench.figures import save, summary
+from workbench.lookalikes import Pair, Set, pairs
 
 THRESHOLD = 0.85
 PLAIN_THRESHOLDS = (0.80, 0.85, 0.90, 0.95)

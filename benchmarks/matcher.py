@@ -24,15 +24,19 @@ from __future__ import annotations
 import argparse
 import gc
 import resource
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 import numpy as np
-from _common import save, summary
 from numpy.typing import NDArray
 
 from semkv_rag.reuse import ChunkIndex, Span, StoredTokens, TokenArray
+from workbench.figures import save, summary
 
 CHUNK_TOKENS = 512
 PROMPT_TOKENS = 8192

@@ -19,10 +19,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks._common import save, summary
 from benchmarks.ttft import CHUNK, Shape, build_model
 from semkv_rag.engine import Engine
-from tests.engine.chunks import random_tokens, store_chunks
+from workbench.chunks import random_tokens, store_chunks
+from workbench.figures import save, summary
 
 
 def main() -> None:

@@ -23,12 +23,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks._common import save, summary
 from benchmarks.ttft import CHUNK, QUESTION, TEXT, build_model
 from semkv_rag.config import SELECTORS, ReuseOptions
 from semkv_rag.engine import Engine
-from tests.engine.chunks import random_tokens, store_chunks
-from tests.engine.inside import inside
+from workbench.chunks import random_tokens, store_chunks
+from workbench.figures import save, summary
+from workbench.inside import inside
 
 CHOOSING = [name for name in SELECTORS if name not in ("none", "all")]
 

@@ -22,14 +22,16 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 import numpy as np
-from _common import save, summary
 from sqlalchemy import insert
 
 from semkv_rag.store import KVStore, VectorKey, chunk_id
@@ -38,6 +40,7 @@ from semkv_rag.store.index import feed, schema
 from semkv_rag.tiers import CallableEncoder, Cascade, Lookup, Normalisation, TierOptions
 from semkv_rag.tiers.normalise import prompt_key
 from semkv_rag.tiers.vectors import GRAPH_FROM, Vectors, normalised
+from workbench.figures import save, summary
 
 DIM = 384
 TOKENS = 64

@@ -31,11 +31,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks._common import save, summary
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Engine
-from tests.engine.chunks import random_tokens, store_chunks
-from tests.engine.inside import inside
+from workbench.chunks import random_tokens, store_chunks
+from workbench.figures import save, summary
+from workbench.inside import inside
 
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # lets `inside` ask the worker what it picked
 
@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def build_model(folder: Path) -> Path:
-    from tests.tiny_models import build_tiny_model
+    from workbench.tiny_models import build_tiny_model
 
     return build_tiny_model("mid", folder)
 

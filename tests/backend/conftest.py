@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 from semkv_rag.backend import Backend, LocalBackend, RemoteBackend
 from semkv_rag.engine import Engine
-from tests.engine.server import Server
+from workbench.server import Server
 
 SCHOOLS = ROOT / "examples" / "corpus" / "schools"
 NAMES = ("mok-pis", "som-mel", "zur-stul")

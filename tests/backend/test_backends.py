@@ -11,7 +11,7 @@ from semkv_rag.backend import Backend, LocalBackend, Message, Part, RemoteBacken
 from semkv_rag.engine import Engine
 from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.report import ReuseReport
-from tests.engine.server import Server
+from workbench.server import Server
 
 FIELDS: dict[str, Any] = {"max_tokens": 4, "temperature": 0}
 ANSWER = "Ivan"

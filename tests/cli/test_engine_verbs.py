@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Semkv
-from tests.tiny_models import build_tiny_model
+from workbench.tiny_models import build_tiny_model
 
 SENTENCE = "the store keeps the keys and values of each chunk layer by layer in one file"
 WORDS = SENTENCE.split()

@@ -15,7 +15,7 @@ from semkv_rag.reuse import token_array
 from semkv_rag.store import KVStore, chunk_id
 from semkv_rag.tiers import Cascade, TierOptions
 from tests.corpus.made_up_engine import FINGERPRINT, MadeUpEngine
-from tests.tiers.prompts import WORDS
+from workbench.word_bags import WORDS
 
 TEXTS = ("w1 w2 w3", "w4 w5", "w6 w7 w8 w9")
 

@@ -9,7 +9,7 @@ from tiers import show
 
 from semkv_rag.engine import Engine
 from semkv_rag.tiers import TierOptions
-from tests.engine.tiered import tiered
+from workbench.tiered import tiered
 
 
 def test_what_the_example_prints(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,10 +15,10 @@ from semkv_rag.blend import BlendShape, charged_ratio
 from semkv_rag.config import QUERY_AWARE, SELECTORS, ReuseOptions
 from semkv_rag.engine import Completion, Engine
 from semkv_rag.reuse import ReusePlan, Span, make_plan
-from tests.engine.answers import SAMPLING, assert_same, blended, plain
-from tests.engine.chunks import Stored, Tokens, random_tokens, store_chunks
-from tests.engine.inside import blends_of_steps, picked_levels, picked_positions
 from tests.reference import ReferenceModel, StoredKV, masked
+from workbench.answers import SAMPLING, assert_same, blended, plain
+from workbench.chunks import Stored, Tokens, random_tokens, store_chunks
+from workbench.inside import blends_of_steps, picked_levels, picked_positions
 
 HEAD = random_tokens(900, 21)
 

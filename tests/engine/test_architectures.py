@@ -10,8 +10,8 @@ import pytest
 
 from conftest import ENGINE_ARGS
 from semkv_rag.engine import Engine
-from tests.engine.answers import assert_same, blended, plain
-from tests.engine.chunks import Stored, Tokens, random_tokens, store_chunks
+from workbench.answers import assert_same, blended, plain
+from workbench.chunks import Stored, Tokens, random_tokens, store_chunks
 
 ON_VLLM_CLASSES = ("llama", "qwen3", "qwen2_yarn", "qwen2_moe", "gemma2", "gptj")
 ON_TRANSFORMERS_BACKEND = ("olmo2", "glm", "phi")

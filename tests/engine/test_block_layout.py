@@ -15,8 +15,8 @@ from semkv_rag.engine.block_layout import BlockLayout, WriteBlock, find_layout, 
 from semkv_rag.engine.model_view import Unservable
 from semkv_rag.engine.paged import CODES, PagedKV
 from semkv_rag.store import ChunkFile
-from tests.engine.chunks import random_tokens, store_chunks
-from tests.engine.inside import inside
+from workbench.chunks import random_tokens, store_chunks
+from workbench.inside import inside
 
 TOKENS, HEADS, KEY_DIM, VALUE_DIM = 32, 2, 64, 32
 SHAPES = ((TOKENS, HEADS, KEY_DIM), (TOKENS, HEADS, VALUE_DIM))

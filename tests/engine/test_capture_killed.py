@@ -13,9 +13,9 @@ from pathlib import Path
 
 from conftest import ENGINE_ARGS, ROOT
 from semkv_rag.engine import Engine
-from tests.engine.answers import SAMPLING, assert_same, blended, plain
-from tests.engine.chunks import random_tokens
-from tests.engine.tiered import tiered
+from workbench.answers import SAMPLING, assert_same, blended, plain
+from workbench.chunks import random_tokens
+from workbench.tiered import tiered
 
 START_SECONDS = 300
 

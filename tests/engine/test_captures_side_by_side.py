@@ -8,8 +8,8 @@ from semkv_rag.corpus import CaptureItem, CaptureResult, precompute_texts
 from semkv_rag.engine import Engine
 from semkv_rag.reuse import token_array
 from semkv_rag.store import ChunkKey, chunk_id
-from tests.engine.answers import assert_same, blended, plain
-from tests.engine.chunks import random_tokens
+from workbench.answers import assert_same, blended, plain
+from workbench.chunks import random_tokens
 
 THREADS = 4
 

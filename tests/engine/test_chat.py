@@ -23,7 +23,7 @@ from semkv_rag.engine import Engine
 from semkv_rag.engine.chat import ChatSettings
 from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.report import ReuseReport
-from tests.tiny_models import IMAGE_SIZE, PATCH_SIZE
+from workbench.tiny_models import IMAGE_SIZE, PATCH_SIZE
 
 SCHEMA = {
     "type": "object",

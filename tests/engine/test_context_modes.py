@@ -8,8 +8,8 @@ from semkv_rag.corpus import ContextMode, head_tokens, precompute_texts
 from semkv_rag.engine import Engine
 from semkv_rag.reuse import token_array
 from semkv_rag.store import chunk_id
-from tests.engine.answers import assert_same, blended, plain
-from tests.engine.chunks import Tokens, random_tokens
+from workbench.answers import assert_same, blended, plain
+from workbench.chunks import Tokens, random_tokens
 
 HEAD = random_tokens(800, 40)
 A, B, C = (random_tokens(seed, 70) for seed in (801, 802, 803))

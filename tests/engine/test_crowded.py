@@ -17,9 +17,9 @@ from conftest import ENGINE_ARGS
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Completion, Engine
 from semkv_rag.engine.completion import join
-from tests.engine.answers import assert_same
-from tests.engine.chunks import Tokens, random_tokens, store_chunks
-from tests.engine.inside import open_chunk_files
+from workbench.answers import assert_same
+from workbench.chunks import Tokens, random_tokens, store_chunks
+from workbench.inside import open_chunk_files
 
 SAMPLING = {"temperature": 0.0, "max_tokens": 24, "logprobs": 5, "ignore_eos": True}
 REQUESTS = 32

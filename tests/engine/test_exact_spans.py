@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Engine
-from tests.engine.answers import assert_same, blended, plain
-from tests.engine.chunks import random_tokens, store_chunks
+from workbench.answers import assert_same, blended, plain
+from workbench.chunks import random_tokens, store_chunks
 
 HEAD = random_tokens(700, 45)
 QUESTION = random_tokens(701, 10)

@@ -13,8 +13,8 @@ from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Engine, model_fingerprint
 from semkv_rag.engine.completion import join
 from semkv_rag.errors import EngineError, OptionError
-from tests.engine.answers import SAMPLING, assert_same
-from tests.engine.chunks import random_tokens
+from workbench.answers import SAMPLING, assert_same
+from workbench.chunks import random_tokens
 
 PROMPT = random_tokens(401, 60)
 TEXT = "Question : who leads Tre klim ? Answer :"

@@ -13,9 +13,9 @@ from semkv_rag.corpus.capture import CaptureItem
 from semkv_rag.engine import Completion, Engine
 from semkv_rag.reuse import token_array
 from semkv_rag.store import ChunkFile, ChunkHeader, chunk_id, write_chunk
-from tests.engine.answers import assert_same, blended, plain
-from tests.engine.chunks import Stored, random_tokens, store_chunks
-from tests.engine.inside import limit_file_size, open_chunk_files
+from workbench.answers import assert_same, blended, plain
+from workbench.chunks import Stored, random_tokens, store_chunks
+from workbench.inside import limit_file_size, open_chunk_files
 
 QUESTION = random_tokens(601, 10)
 

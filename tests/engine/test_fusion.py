@@ -32,9 +32,10 @@ from semkv_rag.store import state_file
 from semkv_rag.store.tensor_file import write_tensors
 from semkv_rag.tiers import CallableEncoder, Cascade, TierOptions
 from semkv_rag.tiers.vectors import Vectors
-from tests.engine.answers import SAMPLING, assert_same
-from tests.engine.inside import inside, limit_file_size
-from tests.engine.vision import (
+from workbench.answers import SAMPLING, assert_same
+from workbench.inside import inside, limit_file_size
+from workbench.tiny_models import IMAGE_PROMPTS
+from workbench.vision import (
     about,
     ask,
     count_tower,
@@ -44,7 +45,6 @@ from tests.engine.vision import (
     settle,
     tower_calls,
 )
-from tests.tiny_models import IMAGE_PROMPTS
 
 SEEN = "who owns this harbour {} where does that river end"
 ASKED = "the colour of the car is {} answered from documents"
@@ -129,7 +129,7 @@ from conftest import ENGINE_ARGS
 from semkv_rag.engine import Engine
 from semkv_rag.tiers import TierOptions
 from tests.engine.test_fusion import question
-from tests.engine.vision import count_tower
+from workbench.vision import count_tower
 
 if __name__ == "__main__":
     model, store, mark, *texts = sys.argv[1:]

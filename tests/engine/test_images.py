@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.vqa_tower import tower_calls, watch_tower
 from conftest import ENGINE_ARGS
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Completion, Engine
 from semkv_rag.engine.tiering import Tiering
 from semkv_rag.tiers import PerceptualHash, TierOptions
-from tests.engine.answers import SAMPLING, assert_same, largest_difference
-from tests.engine.chunks import store_chunks
-from tests.engine.inside import inside
-from tests.engine.tiered import tiered
-from tests.tiny_models import IMAGE_SIZE, PATCH_SIZE
+from workbench.answers import SAMPLING, assert_same, largest_difference
+from workbench.chunks import store_chunks
+from workbench.inside import inside
+from workbench.tiered import tiered
+from workbench.tiny_models import IMAGE_SIZE, PATCH_SIZE
+from workbench.vqa.tower import tower_calls, watch_tower
 
 ROWS = (IMAGE_SIZE // PATCH_SIZE) ** 2
 STEP = 128  # tokens that vLLM computes at a time: longer prompts are prefilled in parts

@@ -15,9 +15,9 @@ from semkv_rag.corpus.capture import CaptureItem
 from semkv_rag.engine import Engine
 from semkv_rag.reuse import token_array
 from semkv_rag.store import chunk_id
-from tests.engine.answers import assert_same, blended, plain
-from tests.engine.chunks import random_tokens, store_chunks
-from tests.engine.inside import limit_file_size
+from workbench.answers import assert_same, blended, plain
+from workbench.chunks import random_tokens, store_chunks
+from workbench.inside import limit_file_size
 
 QUESTION = random_tokens(301, 10)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.paraphrases import OTHER, PARAPHRASE, ask, evaluate, make_pairs
 from semkv_rag.engine import Engine
 from semkv_rag.tiers import TierOptions
-from tests.engine.tiered import tiered
+from workbench.paraphrases import OTHER, PARAPHRASE, ask, evaluate, make_pairs
+from workbench.tiered import tiered
 
 CONTEXTS = 16
 

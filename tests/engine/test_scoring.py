@@ -8,8 +8,8 @@ import pytest
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Engine
-from tests.engine.answers import SAMPLING
-from tests.engine.chunks import random_tokens, store_chunks
+from workbench.answers import SAMPLING
+from workbench.chunks import random_tokens, store_chunks
 
 TOLERANCE = 1e-4
 QUESTION = random_tokens(811, 12)

@@ -15,9 +15,9 @@ from semkv_rag.engine import Completion, Engine
 from semkv_rag.report import Explored, ReuseReport
 from semkv_rag.reuse import token_array
 from semkv_rag.store import ChunkKey, KVStore, VectorKey, chunk_id
-from tests.engine.answers import plain
-from tests.engine.chunks import Stored, Tokens, random_tokens, store_chunks
-from tests.engine.server import Server
+from workbench.answers import plain
+from workbench.chunks import Stored, Tokens, random_tokens, store_chunks
+from workbench.server import Server
 
 QUESTION = random_tokens(501, 10)
 FREE: dict[str, Any] = {"temperature": 0, "max_tokens": 4, "extra_body": {"ignore_eos": True}}

@@ -11,8 +11,8 @@ import pytest
 
 from conftest import ENGINE_ARGS
 from semkv_rag.engine import Engine
-from tests.engine.answers import assert_same, blended, plain
-from tests.engine.chunks import random_tokens, store_chunks
+from workbench.answers import assert_same, blended, plain
+from workbench.chunks import random_tokens, store_chunks
 
 OPTIONS: list[dict[str, Any]] = [
     {"ratio": 0.0},

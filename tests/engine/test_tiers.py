@@ -17,9 +17,9 @@ from semkv_rag.engine import Engine
 from semkv_rag.engine.tiering import Tiering
 from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.tiers import TierOptions
-from tests.engine.answers import SAMPLING, assert_same, blended, plain
-from tests.engine.chunks import random_tokens, store_chunks
-from tests.engine.tiered import tiered
+from workbench.answers import SAMPLING, assert_same, blended, plain
+from workbench.chunks import random_tokens, store_chunks
+from workbench.tiered import tiered
 
 TEXT = "Question : who leads Tre klim ? Answer :"
 

@@ -13,9 +13,9 @@ from semkv_rag.corpus.capture import CaptureItem
 from semkv_rag.engine import Engine
 from semkv_rag.errors import EngineError
 from semkv_rag.reuse import token_array
-from tests.engine.answers import SAMPLING, assert_same
-from tests.engine.chunks import random_tokens
 from tests.reference import PlainModel
+from workbench.answers import SAMPLING, assert_same
+from workbench.chunks import random_tokens
 
 NOTICE = "semkv: this model is answered without reuse"
 

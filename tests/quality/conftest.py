@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from benchmarks.quality.network import Model, Shape
+from workbench.quality.network import Model, Shape
 
 
 @pytest.fixture(scope="package", autouse=True)

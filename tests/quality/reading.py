@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.quality import words
+from workbench.quality import words
 
 PROPER = frozenset(words.PROPER + words.HELD_PROPER)
 

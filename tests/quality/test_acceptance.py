@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.quality import grammar
-from benchmarks.quality.acceptance import Context, acceptance
-from benchmarks.quality.batches import Asked
-from benchmarks.quality.study import BLIND, RATIOS, SELECTORS, Scores, control, cross
+from workbench.quality import grammar
+from workbench.quality.acceptance import Context, acceptance
+from workbench.quality.batches import Asked
+from workbench.quality.study import BLIND, RATIOS, SELECTORS, Scores, control, cross
 
 KNOWN = Context(matter=18, inside=48)
 Chance = Callable[[Asked], float]

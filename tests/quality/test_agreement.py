@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.quality import agreement
-from benchmarks.quality.agreement import as_case, measure, reader, reader_prompts, yardstick_prompts
-from benchmarks.quality.network import Model, Shape
-from benchmarks.quality.passes import read
+from workbench.quality import agreement
+from workbench.quality.agreement import as_case, measure, reader, reader_prompts, yardstick_prompts
+from workbench.quality.network import Model, Shape
+from workbench.quality.passes import read
 
 
 def test_agreement_is_perfect_when_everything_is_computed_and_falls_with_less() -> None:

@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
-from benchmarks.quality import grammar, rules
-from benchmarks.quality.batches import Batch, collate
-from benchmarks.quality.corrections import (
+from workbench.quality import grammar, rules
+from workbench.quality.batches import Batch, collate
+from workbench.quality.corrections import (
     Ape,
     Correction,
     Shift,
@@ -19,8 +19,8 @@ from benchmarks.quality.corrections import (
     shifted,
     tempered,
 )
-from benchmarks.quality.network import Model, Shape, rotate
-from benchmarks.quality.reuse import Blend, blend
+from workbench.quality.network import Model, Shape, rotate
+from workbench.quality.reuse import Blend, blend
 
 SMALL = grammar.Recipe(documents=(2, 2), chunks=(2, 2), sentences=(2, 3), first_roots=(1, 1))
 

@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.quality import grammar, rules, words
-from benchmarks.quality.train import LEVELS
 from tests.quality.reading import read
+from workbench.quality import grammar, rules, words
+from workbench.quality.train import LEVELS
 
 
 def contexts(count: int, *, held: bool = False, seed: int = 5) -> list[grammar.Context]:

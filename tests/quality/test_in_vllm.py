@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from benchmarks.quality import grammar, rules, words
-from benchmarks.quality.batches import collate
-from benchmarks.quality.export import MODELS, load
-from benchmarks.quality.reuse import Blend, blend, prefill, right, whole
 from conftest import ENGINE_ARGS
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Engine
-from tests.engine.chunks import store_chunks
+from workbench.chunks import store_chunks
+from workbench.quality import grammar, rules, words
+from workbench.quality.batches import collate
+from workbench.quality.export import MODELS, load
+from workbench.quality.reuse import Blend, blend, prefill, right, whole
 
 FOLDER = MODELS / "layer1-0"
 GREEDY = {"temperature": 0.0, "max_tokens": 4}

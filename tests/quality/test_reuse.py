@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.quality import grammar, rules, words
-from benchmarks.quality.batches import QUESTION_LENGTH, Batch, collate, masks
-from benchmarks.quality.export import export, load
-from benchmarks.quality.network import Model, Shape, rotate
-from benchmarks.quality.reuse import KV, Blend, blend, pick, prefill, right, whole
+from workbench.quality import grammar, rules, words
+from workbench.quality.batches import QUESTION_LENGTH, Batch, collate, masks
+from workbench.quality.export import export, load
+from workbench.quality.network import Model, Shape, rotate
+from workbench.quality.reuse import KV, Blend, blend, pick, prefill, right, whole
 
 SMALL = grammar.Recipe(documents=(2, 2), chunks=(2, 2), sentences=(2, 3), first_roots=(1, 1))
 

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.quality import grammar, pooling, table, table_text, verdict, weighting, words
-from benchmarks.quality.batches import Asked, Batch, collate
-from benchmarks.quality.network import Model, rotate
-from benchmarks.quality.passes import read
-from benchmarks.quality.precomputed import MODES, Mode, fresh, precompute
-from benchmarks.quality.questions import Questions, several, single
-from benchmarks.quality.reuse import Blend, blend, prefill
-from benchmarks.quality.study import Scores, cross
-from benchmarks.quality.ways import Case, Ours, Plain, Way
 from semkv_rag.blend import SELECTOR_TYPES, charged_ratio, pick, smoothed
+from workbench.quality import grammar, pooling, table, table_text, verdict, weighting, words
+from workbench.quality.batches import Asked, Batch, collate
+from workbench.quality.network import Model, rotate
+from workbench.quality.passes import read
+from workbench.quality.precomputed import MODES, Mode, fresh, precompute
+from workbench.quality.questions import Questions, several, single
+from workbench.quality.reuse import Blend, blend, prefill
+from workbench.quality.study import Scores, cross
+from workbench.quality.ways import Case, Ours, Plain, Way
 
 SMALL = grammar.Recipe(documents=(2, 2), chunks=(2, 3), sentences=(3, 4), first_roots=(1, 2))
 QUERY_AWARE = (
@@ -125,8 +125,8 @@ def test_a_blend_is_that_of_the_older_study(
 def _scores(way: Ours, mine: Case, row: int, deviation: Tensor | None) -> Tensor:
     if deviation is not None:
         return deviation
-    from benchmarks.quality.ways import SEED
     from semkv_rag.blend.selectors import Candidates, Random
+    from workbench.quality.ways import SEED
 
     return Random().scores(Candidates(mine.stored.ranks(row), SEED + row))
 

@@ -12,7 +12,7 @@ import torch
 from semkv_rag.config import ReuseOptions
 from semkv_rag.reuse.plan import ReusePlan, Span
 from tests.reference import ReferenceModel, StoredKV
-from tests.tiny_models import SERVABLE, build_tiny_model
+from workbench.tiny_models import SERVABLE, build_tiny_model
 
 LoadModel = Callable[[str], ReferenceModel]
 

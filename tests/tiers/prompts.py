@@ -1,9 +1,8 @@
-"""Stored prompts of a made-up model, and encoders whose similarities are known."""
+"""Stored prompts of a made-up model."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semkv_rag.store import KVStore, chunk_id
-from semkv_rag.tiers import CallableEncoder, Cascade
+from semkv_rag.tiers import Cascade
 from tests.store import made
 
 
@@ -43,15 +42,3 @@ def observe(cascade: Cascade, store: KVStore, text: str, **options: Any) -> str:
     id_ = put_kv(store, text, options.get("namespace", "default"))
     assert cascade.observe(text, tokens(text), **options)
     return id_
-
-
-def by_words(texts: Sequence[str]) -> NDArray[np.float32]:
-    """Bags of words, [texts, 256]: deterministic, and similar where words are shared."""
-    found = np.zeros((len(texts), 256), np.float32)
-    for row, text in zip(found, texts, strict=True):
-        for word in text.lower().split():
-            row[hashlib.sha256(word.encode()).digest()[0]] += 1
-    return found
-
-
-WORDS = CallableEncoder("words", by_words)

@@ -22,7 +22,8 @@ from semkv_rag.tiers import (
 )
 from semkv_rag.tiers.vectors import Vectors
 from tests.store import made
-from tests.tiers.prompts import WORDS, by_words, observe, put_kv, tokens
+from tests.tiers.prompts import observe, put_kv, tokens
+from workbench.word_bags import WORDS, by_words
 
 QUESTION = "which river flows past the old mill near Aldbrook"
 PARAPHRASE = "which river flows past the old mill close to Aldbrook"

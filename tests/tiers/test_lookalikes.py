@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 
 from semkv_rag.tiers.guard import veto
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def data() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "lookalikes_data", BENCHMARKS / "lookalikes_data.py"
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+from workbench import lookalikes as data
 
 
 @pytest.mark.parametrize("same", [False, True])
-def test_enough_different_pairs_of_every_kind(data: ModuleType, same: bool) -> None:
+def test_enough_different_pairs_of_every_kind(same: bool) -> None:
     made = data.pairs("report", same=same, count=400, seed=2)
     assert len({(pair.donor, pair.prompt) for pair in made}) == 400
     assert all(pair.donor != pair.prompt and pair.same is same for pair in made)
@@ -38,26 +20,26 @@ def test_enough_different_pairs_of_every_kind(data: ModuleType, same: bool) -> N
     assert min(counts.values()) >= 30
 
 
-def test_seed_decides(data: ModuleType) -> None:
+def test_seed_decides() -> None:
     first = data.pairs("report", same=False, count=50, seed=1)
     assert first == data.pairs("report", same=False, count=50, seed=1)
     assert first != data.pairs("report", same=False, count=50, seed=2)
 
 
-def test_sets_share_no_pair(data: ModuleType) -> None:
+def test_sets_share_no_pair() -> None:
     for same in (False, True):
         tuning, report = (data.pairs(s, same=same, count=100, seed=1) for s in ("tuning", "report"))
         assert not {(p.donor, p.prompt) for p in tuning} & {(p.donor, p.prompt) for p in report}
 
 
-def test_too_many_are_refused(data: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     few = [("contraction", "What's the capital of {c}?", "What is the capital of {c}?")]
     monkeypatch.setitem(data._PARAPHRASES, "tuning", few)
     with pytest.raises(ValueError, match="make only"):
         data.pairs("tuning", same=True, count=50, seed=1)
 
 
-def test_guard_on_the_tuning_set(data: ModuleType) -> None:
+def test_guard_on_the_tuning_set() -> None:
     for pair in data.pairs("tuning", same=False, count=150, seed=1):
         assert veto(pair.donor, pair.prompt) is not None, pair
     for pair in data.pairs("tuning", same=True, count=120, seed=1):

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.vqa_data import make_shapes, make_video, other_images, read_gqa
 from semkv_rag.errors import OptionError
 from semkv_rag.tiers import PerceptualHash
+from workbench.vqa.data import make_shapes, make_video, other_images, read_gqa
 
 ENTRY = {"imageId": "1", "question": "Is it red?", "answer": "yes"}
 
@@ -102,7 +102,7 @@ def test_shapes_are_the_same_for_the_same_seed(tmp_path: Path) -> None:
 
 
 def test_answers_are_what_is_drawn(tmp_path: Path) -> None:
-    from benchmarks.vqa_data import COLOURS
+    from workbench.vqa.data import COLOURS
 
     for sample in read_gqa(*make_shapes(tmp_path, 10)):
         if not sample.id.endswith("-colour"):

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.vqa import main, parser, settings
-from benchmarks.vqa_data import Sample
-from benchmarks.vqa_report import agreement, figures_of, is_true, line, reaction, table
-from benchmarks.vqa_run import Facts, Row
 from semkv_rag.report import ReuseReport
 from semkv_rag.tiers import TierOptions
+from workbench.vqa.command import main, parser, settings
+from workbench.vqa.data import Sample
+from workbench.vqa.passes import Facts, Row
+from workbench.vqa.report import agreement, figures_of, is_true, line, reaction, table
 
 SAMPLE = Sample("7", Path("1.jpg"), "Is it red?", "yes")
 PLAIN = Row("7", "Yes.", (1, 2), ({1: -0.5, 3: -1.0}, {2: -0.1}), 0.2, 0.1, 1, {})

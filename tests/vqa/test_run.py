@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.vqa_data import make_shapes, other_images, read_gqa
-from benchmarks.vqa_report import agreement, figures_of
-from benchmarks.vqa_run import Facts, Pass, Row, run
 from conftest import ENGINE_ARGS
 from semkv_rag.errors import OptionError
 from semkv_rag.tiers import TierOptions
+from workbench.vqa.data import make_shapes, other_images, read_gqa
+from workbench.vqa.passes import Facts, Pass, Row, run
+from workbench.vqa.report import agreement, figures_of
 
 IMAGES = 3
 HEAD = "who owns this harbour where does that river end "

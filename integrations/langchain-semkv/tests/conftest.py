@@ -14,7 +14,7 @@ from conftest import ENGINE_ARGS, ROOT
 from semkv_rag.corpus import precompute
 from semkv_rag.engine import Engine
 from semkv_rag.store import KVStore
-from tests.engine.server import Server
+from workbench.server import Server
 
 CORPUS = ROOT / "examples" / "corpus"
 TAUGHT = Path(__file__).with_name("taught")

@@ -14,7 +14,7 @@ from langchain_semkv import ChatSemKV, close_engines
 from PIL import Image
 
 from conftest import ENGINE_ARGS
-from tests.tiny_models import IMAGE_SIZE
+from workbench.tiny_models import IMAGE_SIZE
 
 
 @pytest.fixture(scope="module")

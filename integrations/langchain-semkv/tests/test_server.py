@@ -11,7 +11,7 @@ from langchain_semkv import ChatSemKV, SemKVIndex, SemKVLLM, SemKVPrecompute
 
 from semkv_rag.engine import Engine
 from semkv_rag.errors import OptionError
-from tests.engine.server import Server
+from workbench.server import Server
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from langchain_core.runnables import Runnable
 from langchain_semkv import ChatSemKV, SemKVLLM
 
 from semkv_rag.engine import Engine
-from tests.engine.tiered import tiered
+from workbench.tiered import tiered
 
 
 @pytest.mark.parametrize("streamed", [False, True])

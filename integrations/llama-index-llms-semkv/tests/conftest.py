@@ -24,7 +24,7 @@ from semkv_rag.corpus import precompute
 from semkv_rag.engine import Engine
 from semkv_rag.report import ReuseReport
 from semkv_rag.store import KVStore
-from tests.engine.server import Server
+from workbench.server import Server
 
 CORPUS = ROOT / "examples" / "corpus"
 

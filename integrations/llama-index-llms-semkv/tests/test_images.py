@@ -12,7 +12,7 @@ from llama_index.llms.semkv import SemKV, close_engines
 from PIL import Image
 
 from conftest import ENGINE_ARGS
-from tests.tiny_models import IMAGE_SIZE
+from workbench.tiny_models import IMAGE_SIZE
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from llama_index.llms.semkv import KVPrecompute, SemKV
 from semkv_rag.engine import Engine
 from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.report import ReuseReport
-from tests.engine.server import Server
+from workbench.server import Server
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from llama_index.llms.semkv import SemKV
 
 from semkv_rag.engine import Engine
 from semkv_rag.report import ReuseReport
-from tests.engine.tiered import tiered
+from workbench.tiered import tiered
 
 QUESTION = "who leads Zur stul ?"
 

@@ -1,0 +1,80 @@
+"""vLLM's engine processes as forks of a process that has imported vLLM already.
+
+vLLM spawns its engine process on a CPU, and that one its worker: each imports vLLM anew, which takes ten
+seconds of a core; a fork takes milliseconds. What runs in them, and the messages between them, stay as
+they are: only where a process comes from differs. Programs that tests run as users do (`semkv`,
+examples, scripts) are not touched and spawn.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from multiprocessing import forkserver, reduction
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from typing import Any
+
+PRELOAD = [
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.worker.cpu_model_runner",
+    "vllm.v1.attention.backends.cpu_attn",
+    "vllm.model_executor.models.qwen3",
+    "vllm.model_executor.models.transformers",
+    "vllm.distributed.kv_transfer",
+]
+
+
+class _Descriptor:
+    """A file descriptor that reaches the new process."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> tuple[Callable[[Any], _Descriptor], tuple[Any]]:
+        return _received, (reduction.DupFd(self.number),)
+
+
+def _received(sent: Any) -> _Descriptor:
+    return _Descriptor(sent.detach())
+
+
+class _Process(ForkServerProcess):
+    """A process with the environment and the outputs that its parent has when it starts it.
+
+    A fork has those of the fork server, which began before.
+    """
+
+    def start(self) -> None:
+        self._environment = dict(os.environ)
+        self._outputs = [_Descriptor(1), _Descriptor(2)]
+        super().start()
+
+    def run(self) -> None:
+        os.environ.clear()
+        os.environ.update(self._environment)
+        # The engine process forks its worker, as vLLM does by default on a GPU.
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        for target, given in enumerate(self._outputs, start=1):
+            os.dup2(given.number, target)
+            os.close(given.number)
+        super().run()
+
+
+class _Context(ForkServerContext):
+    Process = _Process  # type: ignore[assignment]
+
+
+def preload() -> None:
+    """Start the fork server; it imports vLLM while this process goes on."""
+    multiprocessing.set_forkserver_preload(PRELOAD)
+    forkserver.ensure_running()
+
+
+def install() -> None:
+    """Have vLLM take the engine processes of this process from the fork server."""
+    from vllm.v1.engine import utils
+
+    preload()
+    utils.get_mp_context = _Context

@@ -1,0 +1,30 @@
+"""The tiers around an engine that runs, as `Engine(…, tiers=…)` puts them there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from semkv_rag.engine import Engine
+from semkv_rag.engine.tiering import Tiering
+from semkv_rag.tiers import Cascade, Encoder, TierOptions
+from workbench.word_bags import WORDS
+
+
+@contextmanager
+def tiered(
+    engine: Engine,
+    options: TierOptions | None = None,
+    encoders: Mapping[str, Encoder] | None = None,
+) -> Iterator[Tiering]:
+    """Have the engine ask the tiers inside the block; with bags of words as semantic vectors."""
+    assert engine.store is not None and engine._capturer is not None and engine._llm is not None
+    layers = {"semantic": WORDS} if encoders is None else encoders
+    cascade = Cascade(engine.store, engine.fingerprint, options, layers)
+    tiering = Tiering(cascade, engine._capturer, engine._llm)
+    engine._llm.tiering = tiering
+    try:
+        yield tiering
+    finally:
+        engine._llm.tiering = None
+        tiering.close()

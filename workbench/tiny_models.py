@@ -1,0 +1,412 @@
+"""Tiny random models that load in transformers and in vLLM, for tests and benchmarks.
+
+No pretrained model is needed: what the tests ask is whether two ways to compute give the same
+numbers, and random weights answer that. The weights are larger than those a training starts from,
+so that attention is peaked and another context gives visibly other keys and values.
+
+`python workbench/tiny_models.py ARCH FOLDER` builds one by hand.
+"""
+
+from __future__ import annotations
+
+import itertools
+import string
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+WEIGHT_STD = 0.08  # of a model 128 wide; wider ones get less, so that activations are alike
+VOCABULARY = 512
+MAX_POSITIONS = 2048
+IMAGE_SIZE = 56  # pixels, both ways
+PATCH_SIZE = 14
+IMAGE_TOKEN = VOCABULARY
+BLIP2_QUERIES = 6
+_IDEFICS3_MARKS = (
+    "<fake_token_around_image>",
+    "<global-img>",
+    "<end_of_utterance>",
+    *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
+)
+
+# Head size 32 and two query heads per KV head, unless an architecture says otherwise.
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITIONS,
+}
+TOKENS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 1}
+
+
+def _llama() -> transformers.PretrainedConfig:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 10_000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 512,
+    }
+    return transformers.LlamaConfig(**SHAPE, **TOKENS, rope_parameters=rope)
+
+
+def _qwen3() -> transformers.PretrainedConfig:
+    return transformers.Qwen3Config(**SHAPE, **TOKENS, head_dim=32)
+
+
+def _qwen2_yarn() -> transformers.PretrainedConfig:
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 512,
+    }
+    return transformers.Qwen2Config(**SHAPE, **TOKENS, rope_parameters=rope)
+
+
+def _qwen2_moe() -> transformers.PretrainedConfig:
+    return transformers.Qwen2MoeConfig(
+        **SHAPE,
+        **TOKENS,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+        decoder_sparse_step=1,
+    )
+
+
+def _gemma2() -> transformers.PretrainedConfig:
+    # Every second layer is a sliding one by name; a window this long never cuts anything.
+    return transformers.Gemma2Config(
+        **SHAPE, **TOKENS, head_dim=32, query_pre_attn_scalar=32, sliding_window=2 * MAX_POSITIONS
+    )
+
+
+def _gptj() -> transformers.PretrainedConfig:
+    return transformers.GPTJConfig(
+        vocab_size=VOCABULARY,
+        n_embd=128,
+        n_layer=4,
+        n_head=4,
+        rotary_dim=16,
+        n_positions=MAX_POSITIONS,
+        **TOKENS,
+    )
+
+
+def _olmo2() -> transformers.PretrainedConfig:
+    return transformers.Olmo2Config(**SHAPE, **TOKENS)
+
+
+def _glm() -> transformers.PretrainedConfig:
+    return transformers.GlmConfig(**SHAPE, **TOKENS, head_dim=32, partial_rotary_factor=0.5)
+
+
+def _phi() -> transformers.PretrainedConfig:
+    return transformers.PhiConfig(**SHAPE, **TOKENS, partial_rotary_factor=0.5)
+
+
+def _deepseek_v2() -> transformers.PretrainedConfig:
+    # Multi-head latent attention: one compressed entry per token, no K and V per head. vLLM's CPU
+    # kernel is written for DeepSeek's own entry of 512 + 64.
+    return transformers.DeepseekV2Config(
+        **SHAPE | {"num_key_value_heads": 4},
+        **TOKENS,
+        q_lora_rank=64,
+        kv_lora_rank=512,
+        qk_nope_head_dim=64,
+        qk_rope_head_dim=64,
+        v_head_dim=64,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        first_k_dense_replace=1,
+        n_group=1,
+        topk_group=1,
+        topk_method="greedy",
+    )
+
+
+def _gemma3_sliding() -> transformers.PretrainedConfig:
+    return transformers.Gemma3TextConfig(
+        **SHAPE, **TOKENS, head_dim=32, query_pre_attn_scalar=32, sliding_window=64
+    )
+
+
+def _mistral_sliding() -> transformers.PretrainedConfig:
+    return transformers.MistralConfig(**SHAPE, **TOKENS, sliding_window=64)
+
+
+def _gpt2() -> transformers.PretrainedConfig:
+    return transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_embd=128, n_layer=4, n_head=4, n_positions=MAX_POSITIONS, **TOKENS
+    )
+
+
+def _mid() -> transformers.PretrainedConfig:
+    return transformers.Qwen3Config(
+        vocab_size=1024,
+        hidden_size=768,
+        intermediate_size=2048,
+        num_hidden_layers=24,
+        num_attention_heads=12,
+        num_key_value_heads=4,
+        head_dim=64,
+        max_position_embeddings=16_384,
+        tie_word_embeddings=True,
+        **TOKENS,
+    )
+
+
+SERVABLE: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    "llama": _llama,
+    "qwen3": _qwen3,
+    "qwen2_yarn": _qwen2_yarn,
+    "qwen2_moe": _qwen2_moe,
+    "gemma2": _gemma2,
+    "gptj": _gptj,
+    "olmo2": _olmo2,
+    "glm": _glm,
+    "phi": _phi,
+}
+"""Architectures whose KV can be reused."""
+
+UNSERVABLE: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    "deepseek_v2": _deepseek_v2,
+    "gemma3_sliding": _gemma3_sliding,
+    "mistral_sliding": _mistral_sliding,
+    "gpt2": _gpt2,
+}
+"""Architectures that must run plain: MLA, sliding windows, learned absolute positions."""
+
+
+def _llava() -> transformers.PretrainedConfig:
+    # In vLLM with `model_impl="transformers"`: its own class wants torchvision.
+    vision = transformers.CLIPVisionConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=IMAGE_SIZE,
+        patch_size=PATCH_SIZE,
+        projection_dim=64,
+    )
+    text = transformers.LlamaConfig(**SHAPE | {"vocab_size": IMAGE_TOKEN + 1}, **TOKENS)
+    return transformers.LlavaConfig(
+        vision_config=vision,
+        text_config=text,
+        image_token_index=IMAGE_TOKEN,
+        image_seq_length=(IMAGE_SIZE // PATCH_SIZE) ** 2,
+    )
+
+
+def _idefics3() -> transformers.PretrainedConfig:
+    # Vision transformer, patches merged by pixel shuffle, one linear projection.
+    return transformers.Idefics3Config(
+        image_token_id=IMAGE_TOKEN,
+        scale_factor=2,
+        pad_token_id=TOKENS["pad_token_id"],
+        tie_word_embeddings=False,
+        vision_config={
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": IMAGE_SIZE,
+            "patch_size": PATCH_SIZE,
+        },
+        text_config=_text_of_images(IMAGE_TOKEN + 1 + len(_IDEFICS3_MARKS)),
+    )
+
+
+def _blip2() -> transformers.PretrainedConfig:
+    # Vision transformer, learned queries that attend to it, one linear projection.
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 2}
+    shape = {"hidden_size": 64, "intermediate_size": 128, **layers}
+    config = transformers.Blip2Config(
+        num_query_tokens=BLIP2_QUERIES,
+        image_token_index=IMAGE_TOKEN,
+        vision_config={**shape, "image_size": IMAGE_SIZE, "patch_size": PATCH_SIZE},
+        qformer_config={
+            **shape,
+            "vocab_size": IMAGE_TOKEN + 1,
+            "encoder_hidden_size": 64,
+            "cross_attention_frequency": 2,
+            "max_position_embeddings": 64,
+        },
+        text_config={**_text_of_images(IMAGE_TOKEN + 1), "tie_word_embeddings": False},
+    )
+    config.tie_word_embeddings = False
+    return config
+
+
+def _text_of_images(vocabulary: int) -> dict[str, Any]:
+    """The language model behind a vision tower that vLLM loads by its own class."""
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        **SHAPE,
+        **TOKENS,
+        "vocab_size": vocabulary,
+    }
+
+
+IMAGE_PROMPTS = {"llava": "<image>", "idefics3": "<image>", "blip2": ""}
+"""Architectures that take images, and what stands for one in a prompt's text."""
+
+ARCHITECTURES = (
+    SERVABLE | UNSERVABLE | {"mid": _mid, "llava": _llava, "idefics3": _idefics3, "blip2": _blip2}
+)
+
+
+def build_tiny_model(arch: str, folder: Path, *, seed: int = 0) -> Path:
+    """Write a random model of `arch` and its tokenizer into `folder`, and return `folder`.
+
+    The same `arch` and `seed` give the same weights: float32, but bfloat16 for `mid` (24 layers,
+    0.15 B parameters, for benchmarks). The tokenizer is a byte-level BPE with `<eos>` = 0 and
+    `<pad>` = 1; any id from 2 up is an ordinary token, but for those of `IMAGE_PROMPTS`, which have
+    `<image>` and more from `IMAGE_TOKEN` up.
+
+    Raises:
+        KeyError: `arch` is not one of `ARCHITECTURES`.
+    """
+    config = ARCHITECTURES[arch]()
+    text = config.get_text_config()
+    generator = torch.Generator().manual_seed(seed)
+    std = WEIGHT_STD * (SHAPE["hidden_size"] / text.hidden_size) ** 0.5
+    kind: Any = transformers.AutoModelForCausalLM
+    if arch in IMAGE_PROMPTS:
+        kind = transformers.AutoModelForImageTextToText
+    model = kind.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator) * std
+            # Norm weights and biases move a little off their start, so that leaving one out shows.
+            parameter.copy_(noise if parameter.dim() > 1 else parameter + noise)
+    if arch == "mid":
+        model = model.to(torch.bfloat16)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    if arch in IMAGE_PROMPTS:
+        _PROCESSORS[arch]().save_pretrained(folder)
+    else:
+        _tokenizer(config).save_pretrained(folder)
+    return folder
+
+
+_TEXT = """
+the store keeps the keys and values of each chunk layer by layer in one file and a question about
+the colour of the car is answered from documents that were found for it every answer is short stands
+somewhere in its context who owns this harbour where does that river end
+"""
+
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def _tokenizer(config: transformers.PretrainedConfig) -> transformers.PreTrainedTokenizerFast:
+    """A byte-level BPE with exactly the model's vocabulary.
+
+    Its merges are built here, word by word from the left, because the library's trainer breaks ties
+    differently in each process.
+    """
+    size = config.vocab_size
+    pieces = ["<eos>", "<pad>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    vocabulary = {piece: index for index, piece in enumerate(pieces)}
+    merges = []
+    words = [("\u0120", *word) for word in _TEXT.split()]  # U+0120 is a space in byte-level BPE
+    for word in words + list(itertools.product(string.ascii_letters, repeat=2)):
+        left = word[0]
+        for right in word[1:]:
+            if left + right not in vocabulary and len(vocabulary) < size:
+                vocabulary[left + right] = len(vocabulary)
+                merges.append((left, right))
+            left += right
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<eos>",
+        pad_token="<pad>",
+        chat_template=_CHAT_TEMPLATE,
+        model_max_length=config.max_position_embeddings,
+    )
+
+
+_IMAGE_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {% for part in message.content %}"
+    "{{ '<image>' if part.type == 'image' else part.text }} {% endfor %}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def _image_tokenizer(*marks: str) -> transformers.PreTrainedTokenizerFast:
+    """The tokenizer, with one more token that stands for an image, and further ones."""
+    tokenizer = _tokenizer(_llama())
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>", *marks]})
+    return tokenizer
+
+
+def _llava_processor() -> transformers.ProcessorMixin:
+    return transformers.LlavaProcessor(
+        transformers.CLIPImageProcessor(
+            size={"shortest_edge": IMAGE_SIZE},
+            crop_size={"height": IMAGE_SIZE, "width": IMAGE_SIZE},
+        ),
+        _image_tokenizer(),
+        patch_size=PATCH_SIZE,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=_IMAGE_TEMPLATE,
+    )
+
+
+def _idefics3_processor() -> transformers.ProcessorMixin:
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    edge = {"longest_edge": IMAGE_SIZE}
+    return transformers.Idefics3Processor(
+        image_processor=Idefics3ImageProcessorPil(
+            size=edge, max_image_size=edge, do_image_splitting=False
+        ),
+        tokenizer=_image_tokenizer(*_IDEFICS3_MARKS),
+        image_seq_len=(IMAGE_SIZE // PATCH_SIZE) ** 2 // 4,
+        chat_template=_IMAGE_TEMPLATE,
+    )
+
+
+def _blip2_processor() -> transformers.ProcessorMixin:
+    from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
+
+    return transformers.Blip2Processor(
+        image_processor=BlipImageProcessorPil(size={"height": IMAGE_SIZE, "width": IMAGE_SIZE}),
+        tokenizer=_image_tokenizer(),
+        num_query_tokens=BLIP2_QUERIES,
+    )
+
+
+_PROCESSORS: dict[str, Callable[[], transformers.ProcessorMixin]] = {
+    "llava": _llava_processor,
+    "idefics3": _idefics3_processor,
+    "blip2": _blip2_processor,
+}
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1] not in ARCHITECTURES:
+        sys.exit(f"usage: tiny_models.py ARCH FOLDER\nARCH is one of {', '.join(ARCHITECTURES)}")
+    build_tiny_model(sys.argv[1], Path(sys.argv[2]))
