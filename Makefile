@@ -1,4 +1,4 @@
-# make setup | test | demo | bench: each sets up what it needs; the second time is quick.
+# make setup | test | soak | demo | bench: each sets up what it needs; the second time is quick.
 
 PYTHON ?= python3
 VENV := .venv
@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 INTEGRATIONS := integrations/llama-index-llms-semkv integrations/langchain-semkv
 
-.PHONY: setup test check demo bench lock clean
+.PHONY: setup test soak check demo bench lock clean
 
 setup: $(READY)
 
@@ -17,9 +17,21 @@ $(READY): requirements/cpu.lock pyproject.toml $(foreach i,$(INTEGRATIONS),$(i)/
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . $(foreach i,$(INTEGRATIONS),-e $(i))
 	@touch $@
 
-# Lint, types, then every test on real vLLM.
+# Two processes, each of which keeps the engines that its tests share.
+PYTEST := $(RUN) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+
+# Lint, types, then the tests on real vLLM. make test FAST=1: those that need no engine, and nothing else.
+ifdef FAST
+test: setup
+	$(PYTEST) -m "not engine and not soak"
+else
 test: check
-	$(RUN) -m pytest -n 2 --dist loadgroup
+	$(PYTEST) --durations 15
+endif
+
+# What takes long, and loops of kills and faults. make soak ROUNDS=10: loops for a night.
+soak: setup
+	SOAK_ROUNDS=$(or $(ROUNDS),1) $(PYTEST) -m soak --durations 0 --durations-min 1
 
 check: setup
 	$(RUN) -m ruff format --check .

@@ -1,11 +1,11 @@
-"""What tests share: models, and one engine for the whole session.
+"""What tests share: models, engines, a server, and how all of it is spread over two processes.
 
-Starting vLLM takes half a minute, so tests that can share an engine do. They keep apart by namespace:
-`namespace` is a fresh one for each test.
+`make test` runs in two processes (pytest-xdist), each on half of the cores. An engine that tests of one
+file use is that file's; one that several files use is a fixture here, is started once by each process
+that needs it, and lives as long as the process (`workbench/engines.py`). Tests keep apart by namespace:
+`namespace` is a fresh one for each.
 
-`make test` runs in two processes (pytest-xdist), each with an engine of its own on half of the cores:
-most of the time goes into starting engines, which one core does. A file stays in one process, and so
-does a folder of the integrations, whose files share more than the engine.
+The tests of a file stay in one process, and so do all that use one of `SHARED`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from workbench.settings import READER, ROOT
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -40,48 +42,55 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
 
 if TYPE_CHECKING:
     from semkv_rag.engine import Engine
+    from workbench.engines import Engines
     from workbench.server import Server
 
-ROOT = Path(__file__).parent
-READER = ROOT / "examples" / "reader"
+pytest_plugins = ["workbench.starts"]
 
-# Small enough that several engines fit beside each other, large enough that nothing is preempted.
-ENGINE_ARGS = {
-    "dtype": "float32",
-    "max_model_len": 1024,
-    "kv_cache_memory_bytes": 256 << 20,
-    "block_size": 32,
-    "seed": 0,
-}
+SHARED = ("server", "taught", "tools", "llava")
+"""Fixtures that start a process for several files: tests that use the same one run in one process."""
 
-# What takes minutes in one process begins first, so that both end at about the same time.
-LONGEST = (
-    "tests/engine/test_architectures.py",
-    "llama-index-llms-semkv",
-    "langchain-semkv",
-    "tests/cli/test_engine_verbs.py",
-    "tests/engine/test_fusion.py",
-    "tests/engine/test_unservable.py",
-    "tests/vqa/test_run.py",
-    "tests/demo/test_query_engine.py",
-)
+STARTS_ENGINES = {*SHARED, "engine", "engines"}
+"""A test that uses one of these is marked `engine`; others that start one say so themselves."""
+
+# What takes minutes begins first, so that both processes end at about the same time.
+LONGEST = ("server",)
 
 _counter = itertools.count()
 
 
-@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Marks each test with what it needs and with the process that it shares."""
+    fixtures = set(getattr(item, "fixturenames", ()))
+    if STARTS_ENGINES & fixtures:
+        item.add_marker(pytest.mark.engine)
+    item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is shared by more than a file stays together; the longest first."""
-    groups = {item: _group(item) for item in items}
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
+    """The longest first."""
     place = {group: index for index, group in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(groups[item], len(place)))
+    items.sort(key=lambda item: place.get(_group(item), len(place)))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Where tests will start engines, these are forks of a process that imports vLLM meanwhile."""
+    if session.config.option.collectonly:
+        return
+    if getattr(session.config.option, "loadgroup", False):  # in a worker of pytest-xdist
+        grouped = all(item.nodeid.endswith(f"@{_group(item)}") for item in session.items)
+        assert grouped, "pytest-xdist does not group tests: see requirements/cpu.in"
+    if any(item.get_closest_marker("engine") for item in session.items):
+        from workbench import forkserver, starts
+
+        forkserver.install()
+        starts.count_engines()
 
 
 def _group(item: pytest.Item) -> str:
-    path = item.path.relative_to(ROOT)
-    return path.parts[1] if path.parts[0] == "integrations" else str(path)
+    fixtures = getattr(item, "fixturenames", ())
+    shared = next((name for name in SHARED if name in fixtures), None)
+    return shared or str(item.path.relative_to(ROOT))
 
 
 @pytest.fixture(scope="session")
@@ -105,12 +114,30 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 
 @pytest.fixture(scope="session")
-def engine(reader: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """The session's engine: the reader in float32, with an empty store."""
-    from semkv_rag.engine import Engine
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    """The session's engines, by model and arguments."""
+    from workbench.engines import Engines
 
-    with Engine(str(reader), store=tmp_path_factory.mktemp("store"), **ENGINE_ARGS) as engine:
-        yield engine
+    engines = Engines(tmp_path_factory.mktemp)
+    yield engines
+    engines.close()
+
+
+@pytest.fixture(scope="session")
+def engine(engines: Engines, reader: Path) -> Engine:
+    """The reader in float32, with an empty store."""
+    return engines.get(reader)
+
+
+@pytest.fixture(scope="session")
+def llava(engines: Engines, tiny_model: Callable[[str], Path]) -> Engine:
+    """A tiny random model that takes images, with a tool parser."""
+    return engines.get(
+        tiny_model("llava"),
+        chat_args={"enable_auto_tool_choice": True, "tool_call_parser": "hermes"},
+        model_impl="transformers",
+        structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
+    )
 
 
 @pytest.fixture

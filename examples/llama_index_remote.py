@@ -14,8 +14,7 @@ Without `--base-url` it starts a server of the demo's model for itself. What cha
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 
 from _llama_index import Reports, embedding, paragraphs, reader_server
 from llama_index.core import PromptTemplate, VectorStoreIndex
@@ -27,13 +26,14 @@ QUESTION = "which mascot does Mir bol have ?"
 def main() -> None:
     parser = argparse.ArgumentParser(description="A query engine on a server.")
     parser.add_argument("--base-url", help="of a running server, up to and with /v1")
-    base_url: str | None = parser.parse_args().base_url
-    with reader_server() if base_url is None else given(base_url) as url:
-        ask(url)
+    parser.add_argument("--api-key", help="of that server")
+    given = parser.parse_args()
+    with reader_server() if given.base_url is None else nullcontext(given.base_url) as url:
+        ask(url, given.api_key)
 
 
-def ask(url: str) -> None:
-    llm = SemKV(base_url=url, max_tokens=4)
+def ask(url: str, api_key: str | None) -> None:
+    llm = SemKV(base_url=url, api_key=api_key, max_tokens=4)
     index = VectorStoreIndex(paragraphs(), embed_model=embedding())
     result = precompute_index(index, llm)
     print(f"{result.documents} nodes, {result.chunks_captured} of them computed by the server")
@@ -48,11 +48,6 @@ def ask(url: str) -> None:
         answer = str(query_engine.query(QUESTION)).strip()
     print(QUESTION, answer)
     print(f"    {reports}")
-
-
-@contextmanager
-def given(url: str) -> Iterator[str]:
-    yield url
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from conftest import ROOT
 from semkv_rag.backend import Backend, LocalBackend, RemoteBackend
 from semkv_rag.engine import Engine
 from workbench.server import Server
+from workbench.settings import ROOT
 
 SCHOOLS = ROOT / "examples" / "corpus" / "schools"
 NAMES = ("mok-pis", "som-mel", "zur-stul")

@@ -5,9 +5,12 @@ In a process of its own: the engine is started there, at first use, as in a user
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from workbench.starts import run_program
 
 SCRIPT = """
 import sys, threading
@@ -36,15 +39,10 @@ print(answers[0][0])
 """
 
 
+@pytest.mark.engine
 def test_threads_share_an_engine_until_it_is_closed(reader: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    ended = subprocess.run(
-        [sys.executable, str(script), str(reader), str(tmp_path / "store")],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    ended = run_program(sys.executable, script, reader, tmp_path / "store")
     assert ended.returncode == 0, ended.stderr[-4000:]
     assert ended.stdout.split() == ["Kim"]

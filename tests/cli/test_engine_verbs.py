@@ -1,6 +1,6 @@
 """The verbs that start vLLM, on a tiny model: precompute, ask, warm, explain and doctor, end to end.
 
-One story told in one test, because each step starts an engine.
+One story told in one test, because each step starts an engine; in this process, where that is quick.
 """
 
 import json
@@ -33,7 +33,8 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_from_documents_to_an_answer(semkv_process: Semkv, folder: Path, tmp_path: Path) -> None:
+@pytest.mark.engine
+def test_from_documents_to_an_answer(semkv: Semkv, folder: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     model = build_tiny_model("qwen3", tmp_path / "model")
     common = ["--model", model, "--store", store]
@@ -41,28 +42,28 @@ def test_from_documents_to_an_answer(semkv_process: Semkv, folder: Path, tmp_pat
         common += ["--engine-arg", f"{name}={value}"]
     chunking = ["--chunk-tokens", 64, "--head", HEAD]
 
-    first = semkv_process("precompute", folder, *common, *chunking, "--json")
+    first = semkv("precompute", folder, *common, *chunking, "--json")
     assert first.code == 1, "a document could not be read"
     assert "docs/broken.pdf: broken or locked PDF" in first.err
     assert first.data["changed"] == 2
     assert first.data["chunks_captured"] > 4
-    assert semkv_process("verify", "--store", store).code == 0
-    (description,) = semkv_process("info", "--store", store, "--json").data["models"].values()
+    assert semkv("verify", "--store", store).code == 0
+    (description,) = semkv("info", "--store", store, "--json").data["models"].values()
     assert description["model"] == str(model)
     assert description["dtype"] == "float32"
 
     (folder / "broken.pdf").unlink()
-    again = semkv_process("precompute", folder, *common, *chunking, "--sync")
+    again = semkv("precompute", folder, *common, *chunking, "--sync")
     assert again.code == 0
     assert "2 documents: 0 new or changed, 2 unchanged" in again.out
 
     ask = ["ask", "who keeps the keys", *common, "--max-tokens", 4, "--head", HEAD, "--json"]
     context = ["--context", folder / "one.txt", "--context", folder / "two.md"]
-    plain = semkv_process(*ask, *context, "--off")
+    plain = semkv(*ask, *context, "--off")
     assert plain.code == 0
     assert plain.data["report"]["kv_cache"] == "skip"
 
-    whole = semkv_process(*ask, *context, "--ratio", 1)
+    whole = semkv(*ask, *context, "--ratio", 1)
     report = whole.data["report"]
     assert whole.data["answer"] == plain.data["answer"]
     assert report["kv_cache"] == "hit"
@@ -74,28 +75,29 @@ def test_from_documents_to_an_answer(semkv_process: Semkv, folder: Path, tmp_pat
     too_long = " ".join(WORDS * 200)
     lines = [{"prompt": asked}, {"prompt": too_long}, {"prompt": f"{asked} and why"}]
     prompts.write_text("\n".join(map(json.dumps, lines)))
-    warmed = semkv_process("warm", prompts, *common, "--json")
+    warmed = semkv("warm", prompts, *common, "--json")
     assert warmed.code == 1, "a prompt is too long"
     assert f"{prompts}:2: " in warmed.err
     assert "tokens, and the model takes 1,024" in warmed.err
     assert (warmed.data["stored"], warmed.data["computed"]) == (2, 2)
-    explained = semkv_process("explain", asked.upper(), *common, "--json")
+    explained = semkv("explain", asked.upper(), *common, "--json")
     assert explained.code == 0
     assert explained.data["served"]["tier"] == "exact_text"
     assert explained.data["served"]["text"] == asked
     assert {one["text"] for one in explained.data["candidates"]} == {asked, f"{asked} and why"}
 
-    healthy = semkv_process("doctor", *common)
+    healthy = semkv("doctor", *common)
     assert healthy.code == 0, healthy.out
     assert "model: " in healthy.out
 
 
+@pytest.mark.engine
 def test_a_model_that_cannot_reuse_is_refused_with_the_reason(
-    semkv_process: Semkv, folder: Path, tmp_path: Path
+    semkv: Semkv, folder: Path, tmp_path: Path
 ) -> None:
     model = build_tiny_model("mistral_sliding", tmp_path / "model")
     arguments = ("--engine-arg", f"kv_cache_memory_bytes={64 << 20}")
-    outcome = semkv_process(
+    outcome = semkv(
         "precompute", folder, "--model", model, "--store", tmp_path / "store", *arguments
     )
     assert outcome.code == 1

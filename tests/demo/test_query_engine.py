@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from workbench.starts import run_program
+
+pytestmark = pytest.mark.engine
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "query_engine.py"
 QUESTIONS = 8
@@ -17,9 +20,7 @@ QUESTIONS = 8
 def _run(folder: Path, *options: str) -> tuple[str, dict[str, Any]]:
     out = folder / "demo.json"
     command = [sys.executable, str(SCRIPT), "--store", str(folder / "store"), "--out", str(out)]
-    ended = subprocess.run(
-        [*command, *options], capture_output=True, text=True, timeout=500, check=False
-    )
+    ended = run_program(*command, *options)
     assert ended.returncode == 0, ended.stderr[-4000:]
     return ended.stdout, json.loads(out.read_text())
 
@@ -48,6 +49,7 @@ def test_its_figures_are_of_real_reuse(first_run: tuple[Path, str, dict[str, Any
     assert figures["ttft_ratio"] > 0
 
 
+@pytest.mark.soak
 def test_a_second_run_finds_everything_and_takes_questions_without_answers(
     first_run: tuple[Path, str, dict[str, Any]],
 ) -> None:

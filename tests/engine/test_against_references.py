@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import ENGINE_ARGS
 from semkv_rag.blend import BlendShape, charged_ratio
 from semkv_rag.config import QUERY_AWARE, SELECTORS, ReuseOptions
 from semkv_rag.engine import Completion, Engine
@@ -18,6 +17,7 @@ from semkv_rag.reuse import ReusePlan, Span, make_plan
 from tests.reference import ReferenceModel, StoredKV, masked
 from workbench.answers import SAMPLING, assert_same, blended, plain
 from workbench.chunks import Stored, Tokens, random_tokens, store_chunks
+from workbench.engines import Engines
 from workbench.inside import blends_of_steps, picked_levels, picked_positions
 
 HEAD = random_tokens(900, 21)
@@ -38,14 +38,12 @@ class Pair:
 @pytest.fixture(scope="module", params=[("qwen3", None), ("glm", 96)], ids=str)
 def pair(
     request: pytest.FixtureRequest,
+    engines: Engines,
     tiny_model: Callable[[str], Path],
-    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Pair]:
     arch, batch_tokens = request.param
     folder = tiny_model(arch)
-    store = tmp_path_factory.mktemp("store")
-    args = {**ENGINE_ARGS, "max_num_batched_tokens": batch_tokens}
-    with Engine(str(folder), store=store, **args) as engine:
+    with engines.own(folder, max_num_batched_tokens=batch_tokens) as engine:
         tokens = [random_tokens(seed, 50 + 7 * seed) for seed in range(5)]
         chunks = store_chunks(engine, tokens[:4], namespace="default")
         chunks += store_chunks(engine, tokens[4:], namespace="default", context=HEAD)

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ENGINE_ARGS
 from semkv_rag.engine import Engine
 from workbench.answers import assert_same, blended, plain
 from workbench.chunks import Stored, Tokens, random_tokens, store_chunks
+from workbench.engines import Engines
 
 ON_VLLM_CLASSES = ("llama", "qwen3", "qwen2_yarn", "qwen2_moe", "gemma2", "gptj")
 ON_TRANSFORMERS_BACKEND = ("olmo2", "glm", "phi")
 SERVED = ON_VLLM_CLASSES + ON_TRANSFORMERS_BACKEND
+IN_BFLOAT16 = ("llama", "glm")
+"""One of each kind; the others in `make soak`."""
 
 
 @dataclass
@@ -28,12 +30,9 @@ class Served:
 
 @pytest.fixture(scope="module", params=SERVED)
 def served(
-    request: pytest.FixtureRequest,
-    tiny_model: Callable[[str], Path],
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, engines: Engines, tiny_model: Callable[[str], Path]
 ) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("store")
-    with Engine(str(tiny_model(request.param)), store=folder, **ENGINE_ARGS) as engine:
+    with engines.own(tiny_model(request.param)) as engine:
         assert engine.gate.servable, engine.gate.reason
         chunks = [random_tokens(seed, 40 + 9 * seed) for seed in range(8)]
         yield Served(engine, store_chunks(engine, chunks, namespace="default"))
@@ -85,12 +84,17 @@ def test_reusing_without_recomputing_is_not_plain(served: Served) -> None:
     assert answer.logprobs != plain(served.engine, prompt).logprobs
 
 
-@pytest.mark.parametrize("arch", SERVED)
+@pytest.mark.parametrize(
+    "arch",
+    [
+        arch if arch in IN_BFLOAT16 else pytest.param(arch, marks=pytest.mark.soak)
+        for arch in SERVED
+    ],
+)
 def test_bfloat16_gives_the_same_tokens(
-    arch: str, tiny_model: Callable[[str], Path], tmp_path: Path
+    arch: str, engines: Engines, tiny_model: Callable[[str], Path]
 ) -> None:
-    args = {**ENGINE_ARGS, "dtype": "bfloat16"}
-    with Engine(str(tiny_model(arch)), store=tmp_path, **args) as engine:
+    with engines.own(tiny_model(arch), dtype="bfloat16") as engine:
         chunks = [random_tokens(seed, 40 + 9 * seed) for seed in range(4)]
         stored = store_chunks(engine, chunks, namespace="default")
         prompt = prompt_of([stored[2], stored[0], stored[3]], seed=5)

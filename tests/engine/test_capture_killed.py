@@ -11,10 +11,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from conftest import ENGINE_ARGS, ROOT
 from semkv_rag.engine import Engine
 from workbench.answers import SAMPLING, assert_same, blended, plain
 from workbench.chunks import random_tokens
+from workbench.settings import ENGINE_ARGS, ROOT
+from workbench.starts import program
 from workbench.tiered import tiered
 
 START_SECONDS = 300
@@ -46,13 +47,16 @@ with Engine(model, store=store, tiers=TierOptions(), encoders={}, **arguments) a
 
 
 def kill_while_it_captures(arguments: list[object], reached: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, json.dumps([*arguments, str(reached)])],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        cwd=ROOT,
-        start_new_session=True,
-    ) as process:
+    with (
+        program(),
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, json.dumps([*arguments, str(reached)])],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            start_new_session=True,
+        ) as process,
+    ):
         try:
             end = time.monotonic() + START_SECONDS
             while not reached.exists() and process.poll() is None and time.monotonic() < end:

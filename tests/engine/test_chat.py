@@ -10,19 +10,18 @@ import asyncio
 import base64
 import io
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from conftest import ENGINE_ARGS
 from semkv_rag.backend import LocalBackend, Part
 from semkv_rag.engine import Engine
 from semkv_rag.engine.chat import ChatSettings
 from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.report import ReuseReport
+from workbench.engines import Engines
 from workbench.tiny_models import IMAGE_SIZE, PATCH_SIZE
 
 SCHEMA = {
@@ -42,18 +41,8 @@ GREEDY: dict[str, Any] = {"max_tokens": 120, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def backend(
-    tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LocalBackend]:
-    with Engine(
-        str(tiny_model("llava")),
-        store=tmp_path_factory.mktemp("store"),
-        chat_args={"enable_auto_tool_choice": True, "tool_call_parser": "hermes"},
-        model_impl="transformers",
-        structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
-        **ENGINE_ARGS,
-    ) as engine:
-        yield LocalBackend(engine)
+def backend(llava: Engine) -> LocalBackend:
+    return LocalBackend(llava)
 
 
 def joined(parts: list[Part]) -> tuple[str, list[dict[str, Any]]]:
@@ -262,8 +251,8 @@ async def test_the_first_requests_come_together(backend: LocalBackend) -> None:
     assert len({(part.raw or {})["id"] for part in parts}) == 8
 
 
-def test_a_closed_engine_says_so(reader: Path) -> None:
-    engine = Engine(str(reader), **ENGINE_ARGS)
+def test_a_closed_engine_says_so(engines: Engines, reader: Path) -> None:
+    engine = engines.own(reader, store=None)
     backend = LocalBackend(engine)
     assert (
         report(backend.answer(ASK, {"max_tokens": 1}, {})).reason == "no reuse: no store was given"

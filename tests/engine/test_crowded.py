@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ENGINE_ARGS
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Completion, Engine
 from semkv_rag.engine.completion import join
 from workbench.answers import assert_same
 from workbench.chunks import Tokens, random_tokens, store_chunks
+from workbench.engines import Engines
 from workbench.inside import open_chunk_files
 
 SAMPLING = {"temperature": 0.0, "max_tokens": 24, "logprobs": 5, "ignore_eos": True}
@@ -33,19 +33,15 @@ class Crowd:
 
 
 @pytest.fixture(scope="module")
-def crowd(
-    tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Crowd]:
+def crowd(engines: Engines, tiny_model: Callable[[str], Path]) -> Iterator[Crowd]:
     args = {
-        **ENGINE_ARGS,
         # 40 blocks of 32 tokens: about four of the requests below fit at a time.
         "num_gpu_blocks_override": 40,
         "block_size": 32,
         "max_num_batched_tokens": 128,
         "max_num_seqs": 16,
     }
-    store = tmp_path_factory.mktemp("store")
-    with Engine(str(tiny_model("qwen3")), store=store, **args) as engine:
+    with engines.own(tiny_model("qwen3"), **args) as engine:
         tokens = [random_tokens(seed, 70 + seed) for seed in range(6)]
         chunks = store_chunks(engine, tokens, namespace="default")
         prompts, options = [], []

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from conftest import ENGINE_ARGS
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Engine, model_fingerprint
 from semkv_rag.engine.completion import join
 from semkv_rag.errors import EngineError, OptionError
 from workbench.answers import SAMPLING, assert_same
 from workbench.chunks import random_tokens
+from workbench.settings import ENGINE_ARGS
+from workbench.starts import run_program
 
 PROMPT = random_tokens(401, 60)
 TEXT = "Question : who leads Tre klim ? Answer :"
@@ -84,12 +84,11 @@ print("answered", answer.report.kv_cache)
 """
 
 
+@pytest.mark.engine
 def test_a_plain_script_needs_no_main_guard_and_ends(reader: Path, tmp_path: Path) -> None:
     """No `if __name__ == "__main__"`, no `close`: it answers once, and the process ends."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(reader=str(reader), store=str(tmp_path / "store"), text=TEXT))
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False
-    )
+    done = run_program(sys.executable, script)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines().count("answered miss") == 1

@@ -20,7 +20,6 @@ import torch
 from PIL import Image
 from vllm.config import ECTransferConfig
 
-from conftest import ENGINE_ARGS
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Completion, Engine, StateEncoder
 from semkv_rag.engine.fusion_ids import parse_identifier, state_identifier
@@ -33,7 +32,10 @@ from semkv_rag.store.tensor_file import write_tensors
 from semkv_rag.tiers import CallableEncoder, Cascade, TierOptions
 from semkv_rag.tiers.vectors import Vectors
 from workbench.answers import SAMPLING, assert_same
+from workbench.engines import Engines
 from workbench.inside import inside, limit_file_size
+from workbench.settings import ENGINE_ARGS, ROOT
+from workbench.starts import program
 from workbench.tiny_models import IMAGE_PROMPTS
 from workbench.vision import (
     about,
@@ -62,17 +64,13 @@ PIXELS = CallableEncoder("pixels", _pixels, reads="image")
 
 
 @pytest.fixture(scope="module")
-def engine(
-    tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Engine]:
+def engine(engines: Engines, tiny_model: Callable[[str], Path]) -> Iterator[Engine]:
     """Images in long prompts come in pieces: a step takes 64 tokens."""
-    with Engine(
-        str(tiny_model("idefics3")),
-        store=tmp_path_factory.mktemp("states"),
+    with engines.own(
+        tiny_model("idefics3"),
         tiers=TierOptions(near_images=True),
         encoders={"vision": PIXELS},
         max_num_batched_tokens=64,
-        **ENGINE_ARGS,
     ) as engine:
         count_tower(engine)
         yield engine
@@ -125,7 +123,7 @@ def question(engine: Engine, mark: str, texts: Sequence[str]) -> Told:
 
 SCRIPT = """
 import pickle, sys
-from conftest import ENGINE_ARGS
+from workbench.settings import ENGINE_ARGS
 from semkv_rag.engine import Engine
 from semkv_rag.tiers import TierOptions
 from tests.engine.test_fusion import question
@@ -141,18 +139,19 @@ if __name__ == "__main__":
 
 
 def question_in_a_new_process(model: Path, store: Path, mark: str, *texts: str) -> Told:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(model), str(store), mark, *texts],
-        capture_output=True,
-        timeout=600,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
+    with program():
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, str(model), str(store), mark, *texts],
+            capture_output=True,
+            timeout=600,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
     assert done.returncode == 0, done.stderr.decode()[-4000:]
     told: Told = pickle.loads(done.stdout.partition(b"told:")[2])
     return told
 
 
-@pytest.mark.parametrize("arch", ["idefics3", "blip2"])
+@pytest.mark.parametrize("arch", ["idefics3", pytest.param("blip2", marks=pytest.mark.soak)])
 def test_a_seen_image_in_a_new_process(
     engine: Engine, tiny_model: Callable[[str], Path], tmp_path: Path, arch: str
 ) -> None:

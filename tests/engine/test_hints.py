@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ENGINE_ARGS
 from semkv_rag.config import ReuseOptions
 from semkv_rag.corpus import precompute_texts
 from semkv_rag.engine import Engine, hints
 from semkv_rag.engine.hints import Hints
 from semkv_rag.errors import OptionError
+from workbench.settings import ENGINE_ARGS
 
 KNOWN = (
     "The Ris tol library is led by Clara . It keeps nine hundred maps of the coast and a globe ."

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from conftest import ENGINE_ARGS
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Completion, Engine
 from semkv_rag.engine.tiering import Tiering
 from semkv_rag.tiers import PerceptualHash, TierOptions
 from workbench.answers import SAMPLING, assert_same, largest_difference
 from workbench.chunks import store_chunks
+from workbench.engines import Engines
 from workbench.inside import inside
 from workbench.tiered import tiered
 from workbench.tiny_models import IMAGE_SIZE, PATCH_SIZE
@@ -59,17 +59,13 @@ def prompt(*parts: str | Image.Image) -> Prompt:
 
 
 @pytest.fixture(scope="module")
-def vlm(
-    tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Engine]:
-    with Engine(
-        str(tiny_model("llava")),
-        store=tmp_path_factory.mktemp("store"),
+def vlm(engines: Engines, tiny_model: Callable[[str], Path]) -> Iterator[Engine]:
+    with engines.own(
+        tiny_model("llava"),
         model_impl="transformers",
         limit_mm_per_prompt={"image": 4},
         max_num_batched_tokens=STEP,
         max_num_seqs=8,
-        **ENGINE_ARGS,
     ) as engine:
         assert engine.gate.servable, engine.gate.reason
         assert inside(engine, watch_tower)

@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ENGINE_ARGS
 from semkv_rag.corpus.capture import CaptureItem
 from semkv_rag.engine import Engine
 from semkv_rag.reuse import token_array
 from semkv_rag.store import chunk_id
 from workbench.answers import assert_same, blended, plain
 from workbench.chunks import random_tokens, store_chunks
+from workbench.engines import Engines
 from workbench.inside import limit_file_size
 
 QUESTION = random_tokens(301, 10)
 
 
 @pytest.fixture
-def own_engine(tiny_model: Callable[[str], Path], tmp_path: Path) -> Iterator[Engine]:
-    with Engine(str(tiny_model("qwen3")), store=tmp_path / "store", **ENGINE_ARGS) as engine:
+def own_engine(engines: Engines, tiny_model: Callable[[str], Path]) -> Iterator[Engine]:
+    with engines.own(tiny_model("qwen3")) as engine:
         yield engine
 
 

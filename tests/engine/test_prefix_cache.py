@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from conftest import ENGINE_ARGS
 from semkv_rag.config import QUERY_AWARE, ReuseOptions
 from semkv_rag.engine import Completion, Engine
 from workbench.answers import SAMPLING, assert_same, blended, plain
 from workbench.chunks import Stored, Tokens, random_tokens, store_chunks
 from workbench.inside import inside
+from workbench.settings import ENGINE_ARGS
 
 HEAD = random_tokens(800, 70)
 QUESTION = random_tokens(801, 12)

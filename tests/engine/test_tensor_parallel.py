@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from conftest import ENGINE_ARGS
-from semkv_rag.engine import Engine
 from workbench.answers import assert_same, blended, plain
 from workbench.chunks import random_tokens, store_chunks
+from workbench.engines import Engines
 
 OPTIONS: list[dict[str, Any]] = [
     {"ratio": 0.0},
@@ -28,20 +27,23 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a core for each of two ranks")
 def test_two_ranks_answer_as_one(
-    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engines: Engines,
+    tiny_model: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = str(tiny_model("qwen3"))
+    model = tiny_model("qwen3")
     tokens = [random_tokens(seed, 60 + seed) for seed in range(3)]
     prompt = [*random_tokens(99, 16), *tokens[2], *tokens[0], *random_tokens(77, 16)]
 
-    with Engine(model, store=tmp_path / "one", **ENGINE_ARGS) as one:
+    with engines.own(model) as one:
         store_chunks(one, tokens, namespace="default")
         expected = [blended(one, prompt, **options) for options in OPTIONS]
 
     first, second, *_ = sorted(os.sched_getaffinity(0))
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{first}|{second}")
     store = tmp_path / "two"
-    with Engine(model, store=store, tensor_parallel_size=2, **ENGINE_ARGS) as two:
+    with engines.own(model, store=store, tensor_parallel_size=2) as two:
         assert two.gate.servable, two.gate.reason
         stored = store_chunks(two, tokens, namespace="default")
         for options, answer in zip(OPTIONS, expected, strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ENGINE_ARGS
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Engine
 from semkv_rag.engine.tiering import Tiering
@@ -19,6 +17,8 @@ from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.tiers import TierOptions
 from workbench.answers import SAMPLING, assert_same, blended, plain
 from workbench.chunks import random_tokens, store_chunks
+from workbench.settings import ENGINE_ARGS
+from workbench.starts import run_program
 from workbench.tiered import tiered
 
 TEXT = "Question : who leads Tre klim ? Answer :"
@@ -92,13 +92,7 @@ def test_an_identical_prompt_in_a_new_process(
     arguments = [
         prompt, str(engine.store.root), str(reader), namespace, SAMPLING, ENGINE_ARGS,
     ]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(arguments)],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+    done = run_program(sys.executable, "-c", SCRIPT, json.dumps(arguments))
     assert done.returncode == 0, done.stderr[-3000:]
     report, tokens, logprobs = json.loads(done.stdout.splitlines()[-1])
     assert report["served_by"] == "exact_text"

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
-from conftest import ENGINE_ARGS
+from semkv_rag.config import ReuseOptions
 from semkv_rag.corpus.capture import CaptureItem
-from semkv_rag.engine import Engine
+from semkv_rag.engine.launch import resolve, transfer_config
 from semkv_rag.errors import EngineError
 from semkv_rag.reuse import token_array
 from tests.reference import PlainModel
 from workbench.answers import SAMPLING, assert_same
 from workbench.chunks import random_tokens
+from workbench.engines import Engines
+from workbench.settings import ENGINE_ARGS
 
 NOTICE = "semkv: this model is answered without reuse"
 
@@ -29,18 +31,24 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+IN_CONFIGURATION = ("MLA", "LoRA")
+"""Refused before anything starts; that they answer all the same is for `make soak`."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.soak] * (case in IN_CONFIGURATION)) for case in CASES],
+)
 def test_it_runs_plain(
     case: str,
+    engines: Engines,
     tiny_model: Callable[[str], Path],
-    tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     arch, arguments, words = CASES[case]
     folder, prompt = tiny_model(arch), random_tokens(1, 150)
-    engine_args = {**ENGINE_ARGS, **arguments}
-    with Engine(str(folder), store=tmp_path, **engine_args) as engine:
+    with engines.own(folder, **arguments) as engine:
         assert not engine.gate.servable
         assert engine.gate.reason is not None
         assert words in engine.gate.reason
@@ -55,7 +63,7 @@ def test_it_runs_plain(
     output = capfd.readouterr()
     assert (caplog.text + output.out + output.err).count(NOTICE) == 1
     if case == "MLA":  # transformers computes another function there
-        with Engine(str(folder), **engine_args) as plain:
+        with engines.own(folder, store=None, **arguments) as plain:
             assert plain.gate.reason == "no store was given"
             assert_same(answer, plain.generate(prompt, sampling=SAMPLING))
     else:
@@ -67,15 +75,22 @@ def test_it_runs_plain(
                 assert abs(logprob - float(expected[token])) <= 1e-4
 
 
-def test_pipeline_parallel_is_an_obstacle(reader: Path) -> None:
-    """Two processes for one tiny model would say no more than the configuration does."""
-    from semkv_rag.config import ReuseOptions
-    from semkv_rag.engine.launch import resolve, transfer_config
-
+@pytest.mark.parametrize("case", [*IN_CONFIGURATION, "pipeline parallel"])
+def test_it_is_refused_before_it_starts(
+    case: str,
+    tiny_model: Callable[[str], Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pipeline = {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}
+    arch, arguments, words = CASES.get(case, ("qwen3", pipeline, "pipeline parallel is on"))
     transfer = transfer_config(
-        Path("store"), index_url=None, reuse=ReuseOptions(), request_namespace=True
+        tmp_path, index_url=None, reuse=ReuseOptions(), request_namespace=True
     )
-    arguments = {**ENGINE_ARGS, "pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}
-    config, obstacle = resolve(str(reader), arguments, transfer)
-    assert obstacle == "pipeline parallel is on"
+    engine_args = {**ENGINE_ARGS, **arguments}
+    config, obstacle = resolve(str(tiny_model(arch)), engine_args, transfer)
+    assert obstacle is not None
+    assert words in obstacle
     assert config.kv_transfer_config is None
+    assert caplog.text.count(NOTICE) == 1
+    assert obstacle in caplog.text

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
-from conftest import ENGINE_ARGS
+import pytest
+
 from semkv_rag.config import ReuseOptions
-from semkv_rag.engine import Engine
 from workbench.chunks import store_chunks
+from workbench.engines import Engines
 from workbench.quality import grammar, rules, words
 from workbench.quality.batches import collate
 from workbench.quality.export import MODELS, load
@@ -25,8 +25,9 @@ def chunks_of(context: grammar.Context) -> list[list[int]]:
     return chunks
 
 
+@pytest.mark.soak
 def test_answers_with_full_prefill_reuse_and_a_blend_are_those_of_the_evaluation(
-    tmp_path: Path,
+    engines: Engines,
 ) -> None:
     draw = random.Random(77)
     rows = []
@@ -46,7 +47,7 @@ def test_answers_with_full_prefill_reuse_and_a_blend_are_those_of_the_evaluation
     }
     # There must be something to tell apart.
     assert sum(right(model, batch, full)) > sum(right(model, batch, reused)) + 5
-    with Engine(str(FOLDER), store=tmp_path, **ENGINE_ARGS) as engine:
+    with engines.own(FOLDER) as engine:
         for context, _ in rows:
             store_chunks(engine, chunks_of(context), namespace="default")
         prompts = [

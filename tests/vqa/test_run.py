@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ENGINE_ARGS
 from semkv_rag.errors import OptionError
 from semkv_rag.tiers import TierOptions
+from workbench.settings import ENGINE_ARGS
 from workbench.vqa.data import make_shapes, other_images, read_gqa
 from workbench.vqa.passes import Facts, Pass, Row, run
 from workbench.vqa.report import agreement, figures_of
@@ -25,6 +25,8 @@ def told(work: Pass) -> tuple[list[Row], Facts]:
     return [row for row in rows if isinstance(row, Row)], facts
 
 
+@pytest.mark.soak
+@pytest.mark.engine
 @pytest.mark.timeout(900)
 def test_images_that_were_seen_in_another_process(
     tiny_model: Callable[[str], Path], tmp_path: Path

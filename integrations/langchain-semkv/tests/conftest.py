@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from langchain_semkv import close_engines
 
-from conftest import ENGINE_ARGS, ROOT
 from semkv_rag.corpus import precompute
 from semkv_rag.engine import Engine
 from semkv_rag.store import KVStore
 from workbench.server import Server
+from workbench.settings import ENGINE_ARGS, ROOT
 
 CORPUS = ROOT / "examples" / "corpus"
 TAUGHT = Path(__file__).with_name("taught")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
+from workbench.settings import ROOT
+from workbench.starts import run_program
 
 EXAMPLES = ROOT / "examples"
 NAMES = [path.stem for path in sorted(EXAMPLES.glob("langchain_*.py"))]
@@ -37,18 +37,13 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("examples")
     script = folder / "run.py"
     script.write_text(RUN)
-    ended = subprocess.run(
-        [sys.executable, str(script), str(EXAMPLES), str(folder / "store"), *NAMES],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    ended = run_program(sys.executable, script, EXAMPLES, folder / "store", *NAMES)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     parts = ended.stdout.split("## ")[1:]
     return {part.split("\n", 1)[0]: part.split("\n", 1)[1] for part in parts}
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("name", NAMES)
 def test_it_answers_with_reuse(outputs: dict[str, str], name: str) -> None:
     said = outputs[name]

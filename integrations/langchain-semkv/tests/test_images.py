@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
-from langchain_semkv import ChatSemKV, close_engines
+from langchain_semkv import ChatSemKV
 from PIL import Image
 
-from conftest import ENGINE_ARGS
+from semkv_rag.engine import Engine
 from workbench.tiny_models import IMAGE_SIZE
 
 
 @pytest.fixture(scope="module")
-def llm(tiny_model: Callable[[str], Path]) -> Iterator[ChatSemKV]:
-    yield ChatSemKV(
-        model=str(tiny_model("llava")),
-        engine_args={**ENGINE_ARGS, "model_impl": "transformers"},
-        max_tokens=2,
-        sampling={"logprobs": True, "ignore_eos": True},
-    )
-    close_engines()
+def llm(llava: Engine) -> ChatSemKV:
+    return ChatSemKV(engine=llava, max_tokens=2, sampling={"logprobs": True, "ignore_eos": True})
 
 
 def _picture(color: str) -> str:

@@ -18,9 +18,9 @@ from langchain_tests.integration_tests.indexer import (
     DocumentIndexerTestSuite,
 )
 
-from conftest import ROOT
 from semkv_rag.engine import Engine
 from semkv_rag.errors import OptionError
+from workbench.settings import ROOT
 
 SCHOOLS = sorted((ROOT / "examples" / "corpus" / "schools").glob("*.txt"))
 BY_SOURCE: dict[str, Any] = {

@@ -10,7 +10,7 @@ import venv
 import zipfile
 from pathlib import Path
 
-from conftest import ROOT
+from workbench.settings import ROOT
 
 WITHOUT_VLLM = """
 import sys

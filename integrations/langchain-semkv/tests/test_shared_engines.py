@@ -13,7 +13,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from conftest import READER
+import pytest
+
+from workbench.settings import READER
+from workbench.starts import program
 
 SCRIPT = """
 import asyncio, sys
@@ -49,16 +52,20 @@ def _is_alive(group: int) -> bool:
     return True
 
 
+@pytest.mark.engine
 def test_one_engine_for_all_until_ctrl_c(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    with subprocess.Popen(
-        [sys.executable, str(script), str(READER), str(tmp_path / "store")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    with (
+        program(),
+        subprocess.Popen(
+            [sys.executable, str(script), str(READER), str(tmp_path / "store")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process,
+    ):
         try:
             assert process.stdout is not None and process.stderr is not None
             assert process.stdout.readline().split() == ["Kim"], process.stderr.read()[-4000:]

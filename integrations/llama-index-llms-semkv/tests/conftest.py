@@ -19,12 +19,13 @@ from llama_index.core.instrumentation.events.llm import LLMChatEndEvent, LLMComp
 from llama_index.core.schema import TextNode
 from llama_index.llms.semkv import SemKV
 
-from conftest import ENGINE_ARGS, ROOT
 from semkv_rag.corpus import precompute
 from semkv_rag.engine import Engine
 from semkv_rag.report import ReuseReport
 from semkv_rag.store import KVStore
+from workbench.engines import Engines
 from workbench.server import Server
+from workbench.settings import ROOT
 
 CORPUS = ROOT / "examples" / "corpus"
 
@@ -46,19 +47,14 @@ def server(engine: Engine, server: Server) -> Server:
 
 
 @pytest.fixture(scope="session")
-def model(
-    tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Engine]:
+def tools(engines: Engines, tiny_model: Callable[[str], Path]) -> Engine:
     """A tiny random model with a tool parser, which stores what is retrieved and not stored."""
-    with Engine(
-        str(tiny_model("qwen3")),
-        store=tmp_path_factory.mktemp("model"),
+    return engines.get(
+        tiny_model("qwen3"),
         chat_args={"enable_auto_tool_choice": True, "tool_call_parser": "hermes"},
         store_retrieved=2,
         structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
-        **ENGINE_ARGS,
-    ) as engine:
-        yield engine
+    )
 
 
 @pytest.fixture(scope="session")

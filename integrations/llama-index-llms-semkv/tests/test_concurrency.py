@@ -17,8 +17,9 @@ from llama_index.core import PromptTemplate, VectorStoreIndex
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.semkv import SemKV
 
-from conftest import READER, ROOT
 from semkv_rag.engine import Engine
+from workbench.settings import READER, ROOT
+from workbench.starts import program
 
 CORPUS = ROOT / "examples" / "corpus"
 THREADS = 16
@@ -168,11 +169,12 @@ llm = SemKV(
 """
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("way", [SYNC, ASYNC], ids=["stream", "tasks"])
 def test_ctrl_c_ends_cleanly(tmp_path: Path, way: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(START + way)
-    with (tmp_path / "errors").open("w+") as errors:
+    with (tmp_path / "errors").open("w+") as errors, program():
         process = subprocess.Popen(
             [sys.executable, str(script), str(READER), str(tmp_path / "store")],
             stdout=subprocess.PIPE,

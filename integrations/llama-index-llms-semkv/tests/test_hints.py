@@ -98,9 +98,9 @@ def test_a_failing_hint_fails_no_retrieval(
 
 
 def test_what_was_retrieved_and_not_stored_is_stored_for_the_next_time(
-    model: Engine, namespace: str, embedding: BaseEmbedding
+    tools: Engine, namespace: str, embedding: BaseEmbedding
 ) -> None:
-    llm = SemKV(engine=model, namespace=namespace, max_tokens=4)
+    llm = SemKV(engine=tools, namespace=namespace, max_tokens=4)
     text = (
         "the store keeps the keys and values of each chunk layer by layer in one file and a "
         "question about the colour of the car is answered from documents that were found for it"
@@ -109,15 +109,15 @@ def test_what_was_retrieved_and_not_stored_is_stored_for_the_next_time(
     query_engine = index.as_query_engine(llm=llm)
 
     def report() -> ReuseReport:
-        model.reset_prefix_cache()
+        tools.reset_prefix_cache()
         response = llm.complete(f"who owns\n{text}", formatted=True)
         return ReuseReport.from_mapping(response.additional_kwargs["semkv"])
 
     assert report().kv_cache == "miss"
     query_engine.query("where are the values?")
-    assert model.store is not None
+    assert tools.store is not None
     until = time.monotonic() + 60
-    while not list(model.store.chunks(model.fingerprint, namespace)):
+    while not list(tools.store.chunks(tools.fingerprint, namespace)):
         assert time.monotonic() < until
         time.sleep(0.1)
     assert report().reused_tokens >= 0.95 * llm.count_tokens(text)

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ImageBlock, TextBlock
-from llama_index.llms.semkv import SemKV, close_engines
+from llama_index.llms.semkv import SemKV
 from PIL import Image
 
-from conftest import ENGINE_ARGS
+from semkv_rag.engine import Engine
 from workbench.tiny_models import IMAGE_SIZE
 
 
 @pytest.fixture(scope="module")
-def llm(tiny_model: Callable[[str], Path]) -> Iterator[SemKV]:
-    yield SemKV(
-        model=str(tiny_model("llava")),
-        engine_args={**ENGINE_ARGS, "model_impl": "transformers"},
-        max_tokens=2,
-        sampling={"logprobs": True, "ignore_eos": True},
-    )
-    close_engines()
+def llm(llava: Engine) -> SemKV:
+    return SemKV(engine=llava, max_tokens=2, sampling={"logprobs": True, "ignore_eos": True})
 
 
 def _picture(color: str) -> bytes:

@@ -7,7 +7,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from conftest import ROOT
+from workbench.settings import ROOT
 
 WITHOUT_VLLM = """
 import sys

@@ -50,16 +50,16 @@ def find(place: Place, deep: bool) -> str:
 
 
 @pytest.fixture
-def sampling(model: Engine) -> dict[str, Any]:
+def sampling(tools: Engine) -> dict[str, Any]:
     """Without blanks, which JSON may have any number of, and a random model does."""
-    words = {number: model.tokenizer.decode([number]) for number in range(2, 512)}
+    words = {number: tools.tokenizer.decode([number]) for number in range(2, 512)}
     blanks = [str(number) for number, word in words.items() if not word.strip()]
     return {"logit_bias": dict.fromkeys(blanks, -100.0)}
 
 
 @pytest.fixture
-def llm(model: Engine, sampling: dict[str, Any]) -> SemKV:
-    return SemKV(engine=model, max_tokens=200, sampling=sampling)
+def llm(tools: Engine, sampling: dict[str, Any]) -> SemKV:
+    return SemKV(engine=tools, max_tokens=200, sampling=sampling)
 
 
 TOOL = FunctionTool.from_defaults(find)
@@ -190,8 +190,8 @@ PROMPT = PromptTemplate("Where is {thing}?")
 
 
 @pytest.mark.parametrize("chats", [True, False])
-async def test_structured_prediction(model: Engine, chats: bool) -> None:
-    llm = SemKV(engine=model, max_tokens=60, is_chat_model=chats)
+async def test_structured_prediction(tools: Engine, chats: bool) -> None:
+    llm = SemKV(engine=tools, max_tokens=60, is_chat_model=chats)
     made = llm.structured_predict(Answer, PROMPT, thing="the car")
     assert isinstance(made, Answer)
     assert await llm.astructured_predict(Answer, PROMPT, thing="the car") == made
@@ -208,8 +208,8 @@ def test_too_few_tokens_for_an_object(llm: SemKV) -> None:
         llm.structured_predict(Answer, PROMPT, {"max_tokens": 3}, thing="the car")
 
 
-def test_another_program_mode_is_llamaindex_s_own(model: Engine, sampling: dict[str, Any]) -> None:
-    llm = SemKV(engine=model, max_tokens=200, sampling=sampling, pydantic_program_mode="function")
+def test_another_program_mode_is_llamaindex_s_own(tools: Engine, sampling: dict[str, Any]) -> None:
+    llm = SemKV(engine=tools, max_tokens=200, sampling=sampling, pydantic_program_mode="function")
     made = llm.structured_predict(Answer, PROMPT, thing="the car")
     assert isinstance(made, Answer)
 

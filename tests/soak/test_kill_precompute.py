@@ -1,76 +1,68 @@
 """`kill -9` at random moments of precompute, on the real engine: nothing promised is ever lost.
 
-    python tests/soak/kill_precompute.py [--kills 50]
-
 Each round starts `semkv precompute` on a folder whose documents change now and then, kills it with all
 its processes at a random moment (most of them while chunks are being captured, some while vLLM
 starts), and then holds the store to its promises: `verify` finds no problem, and every chunk that the
 index promised before is still there unless its document changed. At the end an undisturbed run finishes
-the work, and a second one finds nothing to do. Not collected by pytest: about 20 minutes for 50 kills.
+the work, and a second one finds nothing to do.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+import pytest
 
 from semkv_rag.store import KVStore
+from workbench.settings import READER
+from workbench.starts import program, run_program
 
-READER = ROOT / "examples" / "reader"
+pytestmark = [pytest.mark.soak, pytest.mark.engine]
+
 WORDS = [
     word
     for word in json.loads((READER / "tokenizer.json").read_text())["model"]["vocab"]
     if not word.startswith("<")
 ]
 DOCUMENTS = 300
+KILLS = 12
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    rng = random.Random(arguments.seed)
-    with tempfile.TemporaryDirectory() as folder:
-        docs, root = Path(folder) / "docs", Path(folder) / "store"
-        docs.mkdir()
-        for number in range(DOCUMENTS):
-            write_document(docs, number, rng)
-        KVStore(root).close()
-        mid_capture = 0
-        for kill in range(arguments.kills):
-            before, sources = promised(root)
-            captured = run_and_kill(docs, root, rng)
-            mid_capture += captured > 0
-            check(root, before, sources)
-            now = len(promised(root)[0])
-            print(f"kill {kill + 1}: {captured} files written, {now} chunks promised", flush=True)
-            if rng.random() < 0.2:
-                write_document(docs, rng.randrange(DOCUMENTS), rng)
-        subprocess.run(command(docs, root), check=True, stderr=subprocess.DEVNULL)
-        with KVStore(root) as store:
-            assert store.verify().ok
-            assert len(store.sources()) == DOCUMENTS
-            # Chunks that a killed run wrote of a text that has changed since are nobody's.
-            store.verify(repair=True)
-            assert store.verify().notices == ()
-        again = subprocess.run(
-            [*command(docs, root), "--json"], check=True, capture_output=True, text=True
-        )
-        assert json.loads(again.stdout)["unchanged"] == DOCUMENTS
-        assert mid_capture > arguments.kills / 2, "too few kills fell into capturing"
-        print(f"{arguments.kills} kills, {mid_capture} of them while capturing: nothing was lost")
+@pytest.mark.timeout(0)
+def test_nothing_promised_is_lost(tmp_path: Path, rounds: int) -> None:
+    rng, kills = random.Random(rounds), KILLS * rounds
+    docs, root = tmp_path / "docs", tmp_path / "store"
+    docs.mkdir()
+    for number in range(DOCUMENTS):
+        write_document(docs, number, rng)
+    KVStore(root).close()
+    mid_capture = 0
+    for _ in range(kills):
+        before, sources = promised(root)
+        with program():
+            mid_capture += run_and_kill(docs, root, rng) > 0
+        check(root, before, sources)
+        if rng.random() < 0.2:
+            write_document(docs, rng.randrange(DOCUMENTS), rng)
+    last = run_program(*command(docs, root))
+    assert last.returncode == 0, last.stderr[-4000:]
+    with KVStore(root) as store:
+        assert store.verify().ok
+        assert len(store.sources()) == DOCUMENTS
+        # Chunks that a killed run wrote of a text that has changed since are nobody's.
+        store.verify(repair=True)
+        assert store.verify().notices == ()
+    again = run_program(*command(docs, root), "--json")
+    assert again.returncode == 0, again.stderr[-4000:]
+    assert json.loads(again.stdout)["unchanged"] == DOCUMENTS
+    assert mid_capture > kills / 2, "too few kills fell into capturing"
 
 
 def write_document(docs: Path, number: int, rng: random.Random) -> None:
@@ -127,7 +119,3 @@ def check(root: Path, before: set[str], sources: dict[str, tuple[str, ...]]) -> 
     chunks, now = promised(root)
     given_up = {chunk for name, ids in sources.items() if now.get(name) != ids for chunk in ids}
     assert before - chunks <= given_up, "the index lost chunks of unchanged documents"
-
-
-if __name__ == "__main__":
-    main()

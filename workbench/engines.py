@@ -1,0 +1,53 @@
+"""The engines of a test session: one for each model and its arguments, started at first use.
+
+What several files use is kept until the session ends (`get`): their tests keep apart by namespace. What
+one file or test needs for itself, since it spoils its store or wants a cache of its own, is ended by it
+(`own`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from semkv_rag.engine import Engine
+from workbench.settings import ENGINE_ARGS
+
+
+class Engines:
+    """Engines by model and arguments.
+
+    Args:
+        folder: makes a new folder of a name, for a store.
+    """
+
+    def __init__(self, folder: Callable[[str], Path]) -> None:
+        self._folder = folder
+        self._engines: dict[str, Engine] = {}
+
+    def get(self, model: Path, **arguments: Any) -> Engine:
+        """The session's engine for this model and these arguments, with a store of its own.
+
+        Args:
+            arguments: of `Engine`; `ENGINE_ARGS` hold where they say nothing else.
+        """
+        key = repr((str(model), sorted(arguments.items())))
+        if key not in self._engines:
+            self._engines[key] = self.own(model, **arguments)
+        return self._engines[key]
+
+    def own(self, model: Path, **arguments: Any) -> Engine:
+        """A new engine with an empty store, or with that of the arguments; the caller closes it.
+
+        Args:
+            arguments: as for `get`.
+        """
+        if "store" not in arguments:
+            arguments["store"] = self._folder(model.name)
+        return Engine(str(model), **{**ENGINE_ARGS, **arguments})
+
+    def close(self) -> None:
+        """End those that are kept."""
+        while self._engines:
+            self._engines.popitem()[1].close()

@@ -1,0 +1,19 @@
+"""Where things are, and how tests start engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+READER = ROOT / "examples" / "reader"
+"""The small trained model of the demo."""
+
+# Small enough that several engines fit beside each other, large enough that nothing is preempted.
+ENGINE_ARGS: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 1024,
+    "kv_cache_memory_bytes": 256 << 20,
+    "block_size": 32,
+    "seed": 0,
+}
