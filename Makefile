@@ -17,6 +17,9 @@ $(READY): requirements/cpu.lock pyproject.toml $(foreach i,$(INTEGRATIONS),$(i)/
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . $(foreach i,$(INTEGRATIONS),-e $(i))
 	@touch $@
 
+# What the tests' many processes import is compiled once.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Two processes, each of which keeps the engines that its tests share.
 PYTEST := $(RUN) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 

@@ -15,6 +15,8 @@ from typing import Self
 
 import httpx
 
+from workbench.starts import SERVER, record
+
 START_SECONDS = 240
 
 
@@ -65,8 +67,10 @@ class Server:
             env={**os.environ, "VLLM_LOGGING_LEVEL": "INFO"},
             start_new_session=True,
         )
+        began = time.monotonic()
         try:
             self._wait()
+            record(SERVER, began)
         except BaseException:
             self._end()
             raise

@@ -1,6 +1,6 @@
 """A pytest plugin: how many engines the tests started, by whom, and how long that took.
 
-Counted are engines in the tests' own processes, and programs that start engines themselves (`semkv`,
+Counted are engines in the tests' own processes, servers, and other programs that start engines (`semkv`,
 examples, scripts), which tests run through `program`. Both workers' figures are printed at the end.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-ENGINE, PROGRAM = "engine", "program"
+ENGINE, SERVER, PROGRAM = "engine", "server", "program"
 SHOWN = 25
 _KEY = "semkv_starts"
 
@@ -29,7 +29,7 @@ class Start:
     """One start.
 
     Attributes:
-        kind: `engine`, or `program` for one that starts engines of its own.
+        kind: `engine`, `server`, or `program` for another one that starts engines of its own.
         by: the file of the test that was running.
         seconds: until the engine could answer; of a program, its whole run.
     """
@@ -109,9 +109,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.section("engines started")
     for kind, words in (
         (ENGINE, "engines in the tests' processes, seconds until they could answer"),
+        (SERVER, "servers, seconds until they could answer"),
         (PROGRAM, "programs with engines of their own, seconds of their whole runs"),
     ):
         own = [start for start in _starts if start.kind == kind]
+        if not own:
+            continue
         terminalreporter.line(f"{len(own)} {words}: {sum(start.seconds for start in own):.0f}")
         by: dict[str, list[float]] = defaultdict(list)
         for start in own:

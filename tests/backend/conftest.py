@@ -44,6 +44,5 @@ def remote(server: Server, texts: list[str]) -> Iterator[RemoteBackend]:
 
 
 @pytest.fixture(params=["local", "remote"])
-def backend(request: pytest.FixtureRequest) -> Backend:
-    chosen: Backend = request.getfixturevalue(request.param)
-    return chosen
+def backend(request: pytest.FixtureRequest, local: LocalBackend, remote: RemoteBackend) -> Backend:
+    return local if request.param == "local" else remote

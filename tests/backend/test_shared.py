@@ -1,48 +1,45 @@
-"""Engines are shared by what they are made of, and end by `close_engines`.
-
-In a process of its own: the engine is started there, at first use, as in a user's script.
-"""
+"""Engines are shared by what they are made of, and end by `close_engines`."""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from workbench.starts import run_program
-
-SCRIPT = """
-import sys, threading
 from semkv_rag.backend import LocalBackend, close_engines, shared, shared_engine
+from semkv_rag.engine import Engine
+from semkv_rag.errors import EngineError
 
-arguments = {"dtype": "float32", "max_model_len": 256, "kv_cache_memory_bytes": 64 << 20}
-prompt = "The Mok pis school is led by Kim . Question : who leads Mok pis ? Answer :"
+PROMPT = "The Mok pis school is led by Kim . Question : who leads Mok pis ? Answer :"
+ARGUMENTS = {"dtype": "float32", "max_model_len": 256, "kv_cache_memory_bytes": 64 << 20}
 
-def ask(answers):
-    engine = shared_engine(sys.argv[1], sys.argv[2], None, arguments)
-    answers.append((LocalBackend(engine).answer(prompt, {"temperature": 0}, {}).text, engine))
-
-answers = []
-threads = [threading.Thread(target=ask, args=(answers,)) for _ in range(4)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-assert len({id(engine) for _, engine in answers}) == 1, "all use one"
-assert len(shared._engines) == 1
-close_engines()
-assert not shared._engines
-ask(answers)
-assert len({text for text, _ in answers}) == 1, "started again"
-print(answers[0][0])
-"""
+pytestmark = pytest.mark.engine
 
 
-@pytest.mark.engine
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Nobody else's engine is among the shared ones, and none of these stays."""
+    close_engines()
+    yield
+    close_engines()
+
+
 def test_threads_share_an_engine_until_it_is_closed(reader: Path, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    ended = run_program(sys.executable, script, reader, tmp_path / "store")
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    assert ended.stdout.split() == ["Kim"]
+    def ask(_: int) -> tuple[str, Engine]:
+        engine = shared_engine(str(reader), tmp_path / "store", None, ARGUMENTS)
+        return LocalBackend(engine).answer(PROMPT, {"temperature": 0}, {}).text, engine
+
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(ask, range(4)))
+    assert {text.strip() for text, _ in answers} == {"Kim"}
+    (engine,) = {engine for _, engine in answers}
+    assert list(shared._engines.values()) == [engine]
+    close_engines()
+    assert not shared._engines
+    with pytest.raises(EngineError, match="closed"):
+        engine.generate(PROMPT)
+    text, again = ask(0)
+    assert text.strip() == "Kim", "started again"
+    assert again is not engine

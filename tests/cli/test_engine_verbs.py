@@ -107,6 +107,7 @@ def test_a_model_that_cannot_reuse_is_refused_with_the_reason(
     assert outcome.out == ""
 
 
+@pytest.mark.engine
 def test_a_model_that_is_not_there_is_one_clear_message(
     semkv_process: Semkv, tmp_path: Path
 ) -> None:

@@ -82,6 +82,8 @@ def test_images_that_were_seen_in_another_process(
     assert figures["answers_same"] == len(samples)
 
 
+@pytest.mark.soak
+@pytest.mark.engine
 def test_a_model_that_takes_no_images(reader: Path, tmp_path: Path) -> None:
     samples = read_gqa(*make_shapes(tmp_path, 1))
     work = Pass("plain", str(reader), ENGINE_ARGS, tuple(samples), 4, template="{question}")
@@ -89,6 +91,7 @@ def test_a_model_that_takes_no_images(reader: Path, tmp_path: Path) -> None:
         list(run(work))
 
 
+@pytest.mark.engine
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     from semkv_rag.errors import EngineError
 

@@ -20,7 +20,7 @@ from workbench.starts import program
 
 SCRIPT = """
 import asyncio, sys
-from langchain_semkv import ChatSemKV, SemKVLLM, close_engines
+from langchain_semkv import ChatSemKV, SemKVLLM
 from llama_index.llms.semkv import SemKV
 from semkv_rag.backend import shared
 
@@ -36,9 +36,7 @@ if __name__ == "__main__":
     assert llm.invoke(prompt) == first
     assert SemKV(**options).complete(prompt).text == first
     assert len(shared._engines) == 1, "all use one, LlamaIndex's class too"
-    close_engines()
-    assert not shared._engines
-    print(chat.invoke(prompt).text, flush=True)  # started again
+    print(first, flush=True)
     for _ in chat.stream(prompt, max_tokens=900, ignore_eos=True):
         print("streaming", flush=True)
 """
