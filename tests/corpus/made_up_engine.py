@@ -1,17 +1,14 @@
 """A capturer for tests of precompute: real chunk files in a real store, with made-up KV.
 
 What precompute does with an engine is under test here, not what an engine computes.
-
-Run as a program it precomputes a folder and kills itself on the way, as an operator or the kernel
-would: `python -m tests.corpus.made_up_engine STORE FOLDER CHUNKS [CONTEXT…]`.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -19,7 +16,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from semkv_rag.corpus import CaptureItem, CaptureResult, precompute
+from semkv_rag.corpus import CaptureItem, CaptureResult, ContextMode, precompute
 from semkv_rag.store import ChunkHeader, KVStore, write_chunk
 
 FINGERPRINT = "ab" * 32
@@ -91,9 +88,19 @@ class MadeUpEngine:
         return sorted(self.tokenizer.decode(item.tokens) for item in self.captured)
 
 
-def main() -> None:
-    root, folder, chunks = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    context = sys.argv[4:] or ["head"]
+def precompute_until_killed(
+    root: Path, folder: Path, chunks: int, context: Sequence[ContextMode] = ("head",)
+) -> None:
+    """Precompute a folder in a process of its own, which is killed once it has written some chunks."""
+    killed = multiprocessing.get_context("fork").Process(
+        target=_kill_yourself, args=(root, folder, chunks, context)
+    )
+    killed.start()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
+
+
+def _kill_yourself(root: Path, folder: Path, chunks: int, context: Sequence[ContextMode]) -> None:
     with KVStore(root) as store:
         engine = MadeUpEngine(store)
 
@@ -103,7 +110,3 @@ def main() -> None:
 
         engine.before_write = kill
         precompute(engine, [folder], chunk_tokens=8, context=context)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """What stands to the left of a chunk while it is computed, and what a changed neighbour changes."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,13 @@ from semkv_rag.corpus.context import context_modes, head_tokens
 from semkv_rag.errors import OptionError
 from semkv_rag.store import KVStore
 from tests.corpus.conftest import sentence
-from tests.corpus.made_up_engine import BOS, FINGERPRINT, MadeUpEngine, word_tokenizer
+from tests.corpus.made_up_engine import (
+    BOS,
+    FINGERPRINT,
+    MadeUpEngine,
+    precompute_until_killed,
+    word_tokenizer,
+)
 
 BOTH = ("head", "left")
 
@@ -120,9 +124,7 @@ def test_a_killed_run_is_gone_on_with(tmp_path: Path, chunks: int) -> None:
         (folder / f"{number}.txt").write_text(
             " ".join(map(sentence, range(6 * number, 6 * number + 6)))
         )
-    command = [sys.executable, "-m", "tests.corpus.made_up_engine", tmp_path / "store", folder]
-    killed = subprocess.run([*command, str(chunks), *BOTH], check=False)
-    assert killed.returncode == -9
+    precompute_until_killed(tmp_path / "store", folder, chunks, BOTH)
     with KVStore(tmp_path / "store") as store:
         engine = MadeUpEngine(store)
         assert run(engine, folder, context=BOTH).chunks_captured == 66 - chunks

@@ -1,7 +1,5 @@
 """A run that was stopped is gone on with: nothing that was computed is lost or promised wrongly."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from semkv_rag.corpus import precompute
 from semkv_rag.store import KVStore
 from tests.corpus.conftest import sentence
-from tests.corpus.made_up_engine import MadeUpEngine
+from tests.corpus.made_up_engine import MadeUpEngine, precompute_until_killed
 
 DOCUMENTS, SENTENCES = 10, 6
 
@@ -27,9 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("chunks", [0, 1, 31, 33, 59])
 def test_killed(folder: Path, tmp_path: Path, chunks: int) -> None:
-    command = [sys.executable, "-m", "tests.corpus.made_up_engine"]
-    killed = subprocess.run([*command, tmp_path / "store", folder, str(chunks)], check=False)
-    assert killed.returncode == -9
+    precompute_until_killed(tmp_path / "store", folder, chunks)
     with KVStore(tmp_path / "store") as store:
         assert store.verify().ok, "the index promises only what is there"
         engine = MadeUpEngine(store)

@@ -137,11 +137,12 @@ def add_and_remove(root: Path, index_url: str | None, round_: int, told: Connect
 
 
 @pytest.mark.timeout(300)
-def test_writers_that_are_killed(tmp_path: Path, index_url: str | None) -> None:
+@pytest.mark.parametrize("rounds", [15, pytest.param(200, marks=pytest.mark.soak)])
+def test_writers_that_are_killed(tmp_path: Path, index_url: str | None, rounds: int) -> None:
     chance = random.Random(7)
     promised: set[str] = set()
     leftovers = 0
-    for round_ in range(50):
+    for round_ in range(rounds):
         ours, theirs = processes.Pipe(duplex=False)
         writer = processes.Process(
             target=add_and_remove, args=(tmp_path, index_url, round_, theirs), daemon=True

@@ -10,7 +10,11 @@ import venv
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from workbench.settings import ROOT
+
+pytestmark = pytest.mark.packaging
 
 WITHOUT_VLLM = """
 import sys

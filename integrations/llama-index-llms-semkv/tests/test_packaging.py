@@ -7,7 +7,11 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from workbench.settings import ROOT
+
+pytestmark = pytest.mark.packaging
 
 WITHOUT_VLLM = """
 import sys
