@@ -26,7 +26,7 @@ PYTEST := $(RUN) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 # Lint, types, then the tests on real vLLM. make test FAST=1: what needs no engine, in a minute.
 ifdef FAST
 test: setup
-	$(PYTEST) -m "not engine and not packaging and not soak"
+	$(PYTEST) -m "not engine and not slow and not soak"
 else
 test: check
 	$(PYTEST) --durations 15

@@ -54,7 +54,21 @@ STARTS_ENGINES = {*SHARED, "engine", "engines"}
 """A test that uses one of these is marked `engine`; others that start one say so themselves."""
 
 # What takes minutes begins first, so that both processes end at about the same time.
-LONGEST = ("server",)
+LONGEST = (
+    "tests/engine/test_architectures.py",
+    "server",
+    "integrations/llama-index-llms-semkv/tests/test_applications.py",
+    "tests/engine/test_against_references.py",
+    "tests/engine/test_fusion.py",
+    "integrations/llama-index-llms-semkv/tests/test_concurrency.py",
+    "integrations/langchain-semkv/tests/test_shared_engines.py",
+    "integrations/langchain-semkv/tests/test_examples.py",
+    "tests/engine/test_images.py",
+    "tests/demo/test_query_engine.py",
+    "tests/engine/test_facade.py",
+    "tests/engine/test_tiers.py",
+    "tests/engine/test_capture_killed.py",
+)
 
 _counter = itertools.count()
 

@@ -79,6 +79,7 @@ def chunks(*texts: list[int]) -> dict[str, StoredTokens]:
     return {f"c{number}": StoredTokens(token_array(t), EMPTY) for number, t in enumerate(texts)}
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(drawn=stores_and_prompts(), window=WINDOWS)
 # A longer chunk has no context either, and other tokens where the exact one begins.
@@ -128,6 +129,7 @@ def variants_and_prompts(draw: st.DrawFn) -> tuple[dict[str, StoredTokens], list
     return store, prompt
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(drawn=variants_and_prompts(), window=WINDOWS)
 def test_the_variant_whose_context_fits_best_is_taken(
@@ -141,6 +143,7 @@ def test_the_variant_whose_context_fits_best_is_taken(
         check_best_context(prompt, store, spans)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     pattern=st.lists(st.integers(0, 3), min_size=1, max_size=6),

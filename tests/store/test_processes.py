@@ -90,6 +90,7 @@ def use_the_store(root: Path, index_url: str | None, seed: int, outcome: Connect
         raise
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_everything_at_once(tmp_path: Path, index_url: str | None) -> None:
     running = []
@@ -136,6 +137,7 @@ def add_and_remove(root: Path, index_url: str | None, round_: int, told: Connect
                 del mine[:2]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("rounds", [15, pytest.param(200, marks=pytest.mark.soak)])
 def test_writers_that_are_killed(tmp_path: Path, index_url: str | None, rounds: int) -> None:

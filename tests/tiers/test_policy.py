@@ -51,6 +51,7 @@ def stream(curve: Curve, delta: float, seed: int, requests: int = REQUESTS) -> t
     return wrong, served
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delta", [0.01, 0.02, 0.05])
 def test_error_stays_under_the_bound(delta: float) -> None:
     """Of each kind of entry, and of all with 95 % confidence."""

@@ -11,7 +11,7 @@ import pytest
 
 from workbench.settings import ROOT
 
-pytestmark = pytest.mark.packaging
+pytestmark = pytest.mark.slow
 
 WITHOUT_VLLM = """
 import sys
