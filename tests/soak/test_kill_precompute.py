@@ -32,7 +32,7 @@ WORDS = [
     if not word.startswith("<")
 ]
 DOCUMENTS = 300
-KILLS = 12
+KILLS = 8
 
 
 @pytest.mark.timeout(0)
