@@ -55,6 +55,7 @@ STARTS_ENGINES = {*SHARED, "engine", "engines"}
 
 # What takes minutes begins first, so that both processes end at about the same time.
 LONGEST = (
+    "tests/soak/test_kill_precompute.py",
     "tests/engine/test_architectures.py",
     "server",
     "integrations/llama-index-llms-semkv/tests/test_applications.py",
