@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import sys
 sys.modules["vllm"] = None  # as if it were not installed
@@ -18,6 +20,7 @@ except MissingExtraError as error:
 """
 
 
+@pytest.mark.slow
 def test_only_an_engine_in_this_process_needs_vllm() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=False

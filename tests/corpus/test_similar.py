@@ -1,6 +1,7 @@
 """Which chunk is most like another, against the same by dense vectors."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ def similarities(chunks: list[TokenArray]) -> NDArray[np.float64]:
     return vectors @ vectors.T
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=TERMS), min_size=1, max_size=8))
 def test_the_most_similar_one_is_found(texts: list[list[int]]) -> None:

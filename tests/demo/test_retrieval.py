@@ -33,6 +33,7 @@ def _retrieve(
     return hits
 
 
+@pytest.mark.slow
 def test_the_model_gets_whole_documents_with_the_right_one_among_them(
     retrieving: tuple[BaseRetriever, list[BaseNodePostprocessor]],
 ) -> None:

@@ -11,6 +11,7 @@ from workbench.quality.network import Model, Shape
 from workbench.quality.passes import read
 
 
+@pytest.mark.slow
 def test_agreement_is_perfect_when_everything_is_computed_and_falls_with_less() -> None:
     torch.manual_seed(5)
     found = measure(Model(Shape(layers=4)), yardstick_prompts(2))
@@ -22,6 +23,7 @@ def test_agreement_is_perfect_when_everything_is_computed_and_falls_with_less() 
         assert none.charged < some.charged
 
 
+@pytest.mark.slow
 def test_the_reader_answers_a_question_about_its_documents() -> None:
     """The prompts are what the model was made for: full prefill gives the demo's answers."""
     model, split = reader()

@@ -98,6 +98,7 @@ def test_shares_are_what_the_acceptance_list_wants() -> None:
     assert 120 <= tokens / len(made) <= 300
 
 
+@pytest.mark.slow
 def test_no_word_gives_away_that_it_matters() -> None:
     """Every word that may matter mostly does not."""
     share = rules.matters_by_class()

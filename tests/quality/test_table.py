@@ -384,6 +384,7 @@ def _spelling(model: Model, asked: Questions) -> Tensor:
     return last
 
 
+@pytest.mark.slow
 def test_the_table_has_every_point_and_says_what_can_not_be_had(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

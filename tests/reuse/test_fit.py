@@ -57,6 +57,7 @@ def test_ranks() -> None:
     assert of([], -3)[0] is True, "its start is cut off"
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(
     pieces=st.lists(st.lists(st.integers(0, 2), max_size=24), min_size=3, max_size=3),

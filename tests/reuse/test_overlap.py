@@ -71,6 +71,7 @@ def drawn_runs(draw: st.DrawFn) -> list[Span]:
     return runs
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(runs=drawn_runs())
 def test_most_tokens_are_covered(runs: list[Span]) -> None:

@@ -184,6 +184,7 @@ def write_prompts(root: Path, index_url: str | None, seed: int) -> None:
             store.prompts.sight(made.MODEL, "default", "shared")
 
 
+@pytest.mark.slow
 def test_several_processes(store: KVStore, index_url: str | None) -> None:
     fork = multiprocessing.get_context("fork")
     writers = [

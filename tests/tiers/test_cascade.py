@@ -219,6 +219,7 @@ def test_a_lookalike_is_vetoed_however_similar(store: KVStore) -> None:
         assert ask(aligned, LOOKALIKE).served is not None, "the differing tokens are computed"
 
 
+@pytest.mark.slow
 def test_a_paraphrase_serves_once_its_outcomes_allow_it(store: KVStore) -> None:
     cascade = opened(store, TierOptions(reuse="substitute", delta=0.05), semantic=ALIKE)
     observe(cascade, store, SAME)

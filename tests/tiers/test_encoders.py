@@ -32,6 +32,7 @@ def test_minilm_knows_a_paraphrase(minilm: SentenceEncoder) -> None:
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_end_of_a_long_text_counts(minilm: SentenceEncoder) -> None:
     context = "The river rises in the hills and flows past the mill to the sea. " * 40
     one, other = f"{context} Where does the river rise?", f"{context} What does a loaf cost?"

@@ -113,6 +113,7 @@ def test_answers_are_what_is_drawn(tmp_path: Path) -> None:
         assert COLOURS[sample.truth] in seen
 
 
+@pytest.mark.slow
 def test_frames_drift(tmp_path: Path) -> None:
     """Neighbours are near-duplicates, no two are equal, and the last is unlike the first."""
     samples = read_gqa(*make_video(tmp_path, 60))

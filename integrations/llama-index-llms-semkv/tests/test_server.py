@@ -106,6 +106,7 @@ def test_documents_are_stored_through_the_server(server: Server) -> None:
     assert reused(tenant) == 0
 
 
+@pytest.mark.slow
 def test_no_server_is_an_engine_error(prompt: str) -> None:
     llm = SemKV(base_url="http://127.0.0.1:9/v1", timeout=1)
     with pytest.raises(EngineError, match="does not answer"):
