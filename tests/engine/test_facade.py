@@ -11,8 +11,10 @@ from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Engine, model_fingerprint
 from semkv_rag.engine.completion import join
 from semkv_rag.errors import EngineError, OptionError
+from semkv_rag.store import KVStore
 from workbench.answers import SAMPLING, assert_same
 from workbench.chunks import random_tokens
+from workbench.engines import Engines
 from workbench.settings import ENGINE_ARGS
 from workbench.starts import run_program
 
@@ -65,6 +67,15 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(EngineError, match="cannot load"):
         Engine(str(tmp_path / "empty"))
+
+
+def test_an_engine_that_does_not_start_says_so_and_lets_go_of_its_store(
+    engines: Engines, reader: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(EngineError, match="vLLM did not start"):
+        engines.own(reader, store=tmp_path / "store", kv_cache_memory_bytes=1 << 10)
+    with KVStore(tmp_path / "store") as store:
+        assert store.verify().ok
 
 
 def test_the_fingerprint_is_known_without_an_engine(engine: Engine, reader: Path) -> None:
