@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Two processes, each of which keeps the engines that its tests share.
 PYTEST := $(RUN) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
-# Lint, types, then the tests on real vLLM. make test FAST=1: what needs no engine, in a minute.
+# Lint, types, then the tests on real vLLM. make test FAST=1: what needs no engine and is not marked slow.
 ifdef FAST
 test: setup
 	$(PYTEST) -m "not engine and not slow and not soak"
