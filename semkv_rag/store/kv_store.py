@@ -136,10 +136,10 @@ class KVStore(Closing):
         with self._database.reading() as connection:
             return feed.read(connection, model, since)
 
-    def last_change(self) -> int:
-        """A number that is another one after every chunk that came or went: for caches' keys."""
+    def last_change(self, model: str, namespace: str) -> int:
+        """A number that is another one after every chunk of a namespace that came or went."""
         with self._database.reading() as connection:
-            return feed.last(connection)
+            return feed.last_of(connection, model, namespace)
 
     def remove(self, model: str, namespace: str, ids: Iterable[str]) -> int:
         """Remove chunks, rows first, then files; how many were there. Sources go on listing them."""
@@ -201,12 +201,20 @@ class KVStore(Closing):
 
     def remove_source(self, model: str, namespace: str, name: str) -> int:
         """Remove a document and the chunks that no other source lists; how many that were."""
+        return self.remove_sources(model, namespace, [name])[1]
+
+    def remove_sources(self, model: str, namespace: str, names: Sequence[str]) -> tuple[int, int]:
+        """Remove documents and the chunks that no other source lists, in one transaction.
+
+        Returns:
+            How many documents there were, and how many chunks went.
+        """
         with self._database.writing() as connection:
-            unlisted = sources.remove(connection, model, namespace, name)
+            there, unlisted = sources.remove(connection, model, namespace, names)
             found = chunks.records(connection, unlisted, model, namespace)
             gone = self._contents.drop(connection, found)
         unlink(self._database, gone)
-        return len(found)
+        return there, len(found)
 
     def stats(self, namespace: str | None = None) -> list[NamespaceStats]:
         """Counts and bytes of each model and namespace that has something stored."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 
 from semkv_rag.store.index.schema import changes, chunks, feed
 from semkv_rag.store.records import Change, Changes, ChunkKey
@@ -38,7 +38,11 @@ def append(connection: Connection, keys: Iterable[ChunkKey], *, added: bool) -> 
     connection.execute(insert(changes), rows)
     if last - first > 2 * _KEPT:
         first = last - _KEPT
-        connection.execute(delete(changes).where(changes.c.seq <= first))
+        # But for the last of each namespace, which `last_of` tells.
+        latest = select(func.max(changes.c.seq)).group_by(changes.c.model, changes.c.namespace)
+        connection.execute(
+            delete(changes).where(changes.c.seq <= first, changes.c.seq.not_in(latest))
+        )
     connection.execute(update(feed).values(first=first, last=last))
 
 
@@ -88,3 +92,11 @@ def removed(connection: Connection, model: str, since: int) -> tuple[int, list[C
 def last(connection: Connection) -> int:
     """The number of the last change."""
     return int(connection.execute(_POINT).one().last)
+
+
+def last_of(connection: Connection, model: str, namespace: str) -> int:
+    """The number of a namespace's last change, 0 when it has had none."""
+    own = select(func.max(changes.c.seq)).where(
+        changes.c.model == model, changes.c.namespace == namespace
+    )
+    return int(connection.scalar(own) or 0)
