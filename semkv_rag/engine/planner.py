@@ -346,7 +346,8 @@ class RequestPlanner:
             filled = self._filled_by_forward(scheduled)
             for task in self._blends:
                 start = self._first_unfilled(task, filled)
-                metadata.blends.append(replace(task, start=start))
+                end = scheduled.get(task.request_id, (0, 0))[1]
+                metadata.blends.append(replace(task, start=start, end=end))
             self._blends = []
         for request_id, (_, end) in scheduled.items():
             tracked = self._requests.get(request_id)
