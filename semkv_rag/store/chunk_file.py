@@ -15,6 +15,7 @@ from torch import Tensor
 
 from semkv_rag.errors import ChunkFileError, StoreError
 from semkv_rag.reuse.tokens import TokenArray, token_array
+from semkv_rag.store.finite import is_finite, raw_bytes
 from semkv_rag.store.header import (
     FORMAT,
     KINDS,
@@ -39,7 +40,7 @@ def write_chunk(
         layers: K and V of every layer, each `[tokens, kv_heads, head_dim]`.
 
     Raises:
-        StoreError: header and tensors do not fit each other.
+        StoreError: header and tensors do not fit each other, or a tensor holds NaN or infinity.
         OSError: the file could not be written (disk full); nothing of it is left.
     """
     return write_tensors(Path(path), FORMAT, metadata_of(header), _tensors(header, layers))
@@ -84,10 +85,11 @@ class ChunkFile(TensorFile):
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V of a layer, each `[tokens, kv_heads, head_dim]` on the CPU, checksums verified.
 
-        The tensors own their memory: they stay valid after `close`.
+        All numbers are finite. The tensors own their memory: they stay valid after `close`.
 
         Raises:
-            ChunkFileError: the bytes are not those that were written, or there is no such layer.
+            ChunkFileError: the bytes are not those that were written, hold NaN or infinity, or there is
+                no such layer.
         """
         if not 0 <= index < self.header.layers:
             raise self._error(f"has no layer {index}: it holds {self.header.layers}")
@@ -138,5 +140,7 @@ def _tensors(header: ChunkHeader, layers: Sequence[tuple[Tensor, Tensor]]) -> di
                     f"chunk {header.id[:16]}: {name} is {list(tensor.shape)} {tensor.dtype}, not"
                     f" [{len(header.tokens)}, kv_heads, head_dim] {header.dtype}"
                 )
-            tensors[name] = tensor.detach().cpu().contiguous()
+            tensors[name] = stored = tensor.detach().cpu().contiguous()
+            if not is_finite(stored, raw_bytes(stored)):
+                raise StoreError(f"chunk {header.id[:16]}: {name} holds NaN or infinity")
     return tensors

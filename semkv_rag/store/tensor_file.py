@@ -31,6 +31,7 @@ from xxhash import xxh3_64_hexdigest
 
 from semkv_rag.closing import Closing
 from semkv_rag.errors import StoreError, StoreVersionError
+from semkv_rag.store.finite import is_finite, raw_bytes
 
 MAX_HEADER_BYTES: Final = 4 << 20
 TEMPORARY_SUFFIX: Final = ".tmp"
@@ -109,7 +110,7 @@ def write_tensors(
         with temporary.open("xb") as file:
             file.write(head)
             for tensor in tensors.values():
-                file.write(_raw_bytes(tensor))
+                file.write(raw_bytes(tensor))
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
@@ -165,10 +166,10 @@ class TensorFile(Closing):
         """Keep what the file says of itself, or raise the format's error when it cannot be."""
 
     def verify(self) -> None:
-        """Read every tensor and compare its checksum.
+        """Read every tensor, compare its checksum, and look for NaN and infinity.
 
         Raises:
-            StoreError: one differs; the format's own error.
+            StoreError: one differs or is not finite; the format's own error.
         """
         for name in self._entries:
             self._tensor(name)
@@ -229,13 +230,15 @@ class TensorFile(Closing):
             )
 
     def _tensor(self, name: str) -> Tensor:
-        """A tensor, on the CPU, in memory of its own, its checksum verified."""
+        """A tensor, on the CPU, in memory of its own, its checksum verified and all of it finite."""
         entry = self._entries[name]
         tensor = torch.empty(entry.shape, dtype=entry.dtype)
-        buffer = _raw_bytes(tensor)
+        buffer = raw_bytes(tensor)
         self._read(self._data_begin + entry.begin, buffer)
         if xxh3_64_hexdigest(buffer) != entry.checksum:
             raise self._error(f"was altered: the checksum of {name} differs")
+        if not is_finite(tensor, buffer):
+            raise self._error(f"holds NaN or infinity in {name}")
         return tensor
 
     def _read_bytes(self, offset: int, count: int) -> bytes:
@@ -287,7 +290,7 @@ def _encode(
             "shape": list(tensor.shape),
             "data_offsets": [offset, end],
         }
-        checksums[f"xxh3:{name}"] = xxh3_64_hexdigest(_raw_bytes(tensor))
+        checksums[f"xxh3:{name}"] = xxh3_64_hexdigest(raw_bytes(tensor))
         offset = end
     about = {
         "xxh3": "0" * _DIGITS,
@@ -311,13 +314,6 @@ def _entry(name: str, value: Mapping[str, Any], metadata: Mapping[str, str]) -> 
         end=int(end),
         checksum=metadata[f"xxh3:{name}"],
     )
-
-
-def _raw_bytes(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor of any dtype, not copied."""
-    if not tensor.nbytes:
-        return memoryview(b"")
-    return tensor.view(torch.uint8).numpy().data.cast("B")
 
 
 def _make_folder(folder: Path) -> None:
