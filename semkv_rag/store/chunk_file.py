@@ -18,10 +18,10 @@ from semkv_rag.reuse.tokens import TokenArray, token_array
 from semkv_rag.store.finite import is_finite, raw_bytes
 from semkv_rag.store.header import (
     FORMAT,
-    KINDS,
+    MAX_TOKENS,
     ChunkHeader,
     check_entries,
-    chunk_id,
+    fault_of,
     header_of,
     layer_names,
     metadata_of,
@@ -122,10 +122,10 @@ class ChunkFile(TensorFile):
 
 def _tensors(header: ChunkHeader, layers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
     """All tensors of a file by name, in file order, checked against the header."""
-    if header.id != chunk_id(header.model, header.namespace, header.context, header.tokens):
-        raise StoreError(f"chunk {header.id[:16]}: the id is not that of its tokens")
-    if header.kind not in KINDS or not 0 <= header.rank < header.world_size:
-        raise StoreError(f"chunk {header.id[:16]}: kind or rank cannot be")
+    if fault := fault_of(header):
+        raise StoreError(f"chunk {header.id[:16]} cannot be stored: {fault}")
+    if max(len(header.tokens), len(header.context)) > MAX_TOKENS:
+        raise StoreError(f"chunk {header.id[:16]} is too long: it may have {MAX_TOKENS} tokens")
     if len(layers) != header.layers or not layers or not len(header.tokens):
         raise StoreError(f"chunk {header.id[:16]}: it has {len(layers)} layers of {header.layers}")
     tensors = {

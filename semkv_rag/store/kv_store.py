@@ -148,7 +148,7 @@ class KVStore(Closing):
             with self._database.writing() as connection:
                 found = chunks.records(connection, batch, model, namespace)
                 gone = self._contents.drop(connection, found)
-            unlink(self._database, gone)
+            unlink(self._database, self.root, gone)
             removed += len(found)
         return removed
 
@@ -196,7 +196,7 @@ class KVStore(Closing):
             unlisted = sources.replace(connection, model, namespace, name, digest, chunk_ids)
             found = chunks.records(connection, unlisted, model, namespace)
             gone = self._contents.drop(connection, found)
-        unlink(self._database, gone)
+        unlink(self._database, self.root, gone)
         return len(found)
 
     def remove_source(self, model: str, namespace: str, name: str) -> int:
@@ -205,7 +205,7 @@ class KVStore(Closing):
             unlisted = sources.remove(connection, model, namespace, name)
             found = chunks.records(connection, unlisted, model, namespace)
             gone = self._contents.drop(connection, found)
-        unlink(self._database, gone)
+        unlink(self._database, self.root, gone)
         return len(found)
 
     def stats(self, namespace: str | None = None) -> list[NamespaceStats]:

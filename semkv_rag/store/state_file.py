@@ -21,6 +21,7 @@ from torch import Tensor
 
 from semkv_rag.errors import StateFileError, StoreError
 from semkv_rag.store.finite import is_finite, raw_bytes
+from semkv_rag.store.header import check_owner
 from semkv_rag.store.tensor_file import (
     FileFormat,
     TensorEntry,
@@ -32,6 +33,8 @@ from semkv_rag.store.tensor_file import (
 FORMAT: Final = FileFormat("semkv.state", 1, "state file", StateFileError)
 _TENSOR: Final = "state"
 _DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
+_MAX_SIDE: Final = (1 << 31) - 1
+"""What the index's integers hold."""
 _KEY: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -157,7 +160,7 @@ class StateFile(TensorFile):
         entry = entries.get(_TENSOR)
         if entry is None or len(entries) != 1:
             raise self._unusable("its tensors are not those of a state")
-        fits = len(entry.shape) == 2 and entry.dtype in _DTYPES
+        fits = len(entry.shape) == 2 and entry.dtype in _DTYPES and max(entry.shape) <= _MAX_SIDE
         if not fits or dtype_name(entry.dtype) != metadata["dtype"]:
             raise self._unusable(f"its tensor {_TENSOR} does not fit the header")
 
@@ -173,6 +176,7 @@ class StateFile(TensorFile):
                 dtype=metadata["dtype"],
                 created_at=float(metadata["created_at"]),
             )
+            check_owner(self.header.model, self.header.namespace, self.header.created_at)
             claimed = metadata["id"]
             id_ = self.header.id
         except (KeyError, ValueError, StoreError) as error:

@@ -161,6 +161,15 @@ def records(
     ]
 
 
+def find(connection: Connection, ids: Iterable[str]) -> list[ChunkRecord]:
+    """The records of those of `ids` that are there, whosever they are, in no order."""
+    return [
+        _record(row)
+        for piece in pieces(ids)
+        for row in connection.execute(_RECORD.where(chunks.c.id.in_(piece)))
+    ]
+
+
 def page(
     connection: Connection, after: str, model: str | None, namespace: str | None
 ) -> list[ChunkRecord]:
@@ -186,7 +195,8 @@ def tokens(
             for digest, blob in connection.execute(statement.where(contexts.c.digest.in_(unread))):
                 arrays[digest] = np.frombuffer(blob, "<i4")
         for id_, digest, blob in rows:
-            found[id_] = StoredTokens(np.frombuffer(blob, "<i4"), arrays[digest])
+            if digest in arrays:  # it is, unless somebody else wrote to the index
+                found[id_] = StoredTokens(np.frombuffer(blob, "<i4"), arrays[digest])
     return found
 
 
