@@ -216,13 +216,14 @@ class KVStore(Closing):
     def verify(
         self, *, repair: bool = False, progress: Callable[[int, int], None] | None = None
     ) -> VerifyReport:
-        """Read every promised file and compare all checksums; others may use the store meanwhile.
+        """Read every promised file and compare it with its checksums and the index; others may use the
+        store meanwhile.
 
         Temporary files of writers that were killed are removed once they are old.
 
         Args:
-            repair: drop the chunks and states whose files are missing or damaged, and promise the
-                sound files that the index does not know.
+            repair: drop the chunks and states whose files are missing or damaged, put right what the
+                index says, promise the sound files that it does not know, and remove what is of no use.
             progress: called with the chunks done and all of them.
         """
         return verify(

@@ -105,6 +105,8 @@ def put(connection: Connection, found: Sequence[FoundChunk]) -> None:
     if new:
         rows = [_row(chunk, digest) for chunk, digest in zip(new.values(), digests, strict=True)]
         connection.execute(insert(chunks), rows)
+        # None are there, unless somebody else wrote to the index.
+        connection.execute(delete(chunk_tokens).where(chunk_tokens.c.chunk_id.in_(new)))
         tokens = [
             {"chunk_id": id_, "tokens": token_bytes(chunk.header.tokens)}
             for id_, chunk in new.items()
