@@ -148,7 +148,7 @@ class KVStore(Closing):
             with self._database.writing() as connection:
                 found = chunks.records(connection, batch, model, namespace)
                 gone = self._contents.drop(connection, found)
-            unlink(self._database, gone)
+            unlink(self._database, self.root, gone)
             removed += len(found)
         return removed
 
@@ -196,7 +196,7 @@ class KVStore(Closing):
             unlisted = sources.replace(connection, model, namespace, name, digest, chunk_ids)
             found = chunks.records(connection, unlisted, model, namespace)
             gone = self._contents.drop(connection, found)
-        unlink(self._database, gone)
+        unlink(self._database, self.root, gone)
         return len(found)
 
     def remove_source(self, model: str, namespace: str, name: str) -> int:
@@ -213,7 +213,7 @@ class KVStore(Closing):
             there, unlisted = sources.remove(connection, model, namespace, names)
             found = chunks.records(connection, unlisted, model, namespace)
             gone = self._contents.drop(connection, found)
-        unlink(self._database, gone)
+        unlink(self._database, self.root, gone)
         return there, len(found)
 
     def stats(self, namespace: str | None = None) -> list[NamespaceStats]:
@@ -224,13 +224,14 @@ class KVStore(Closing):
     def verify(
         self, *, repair: bool = False, progress: Callable[[int, int], None] | None = None
     ) -> VerifyReport:
-        """Read every promised file and compare all checksums; others may use the store meanwhile.
+        """Read every promised file and compare it with its checksums and the index; others may use the
+        store meanwhile.
 
         Temporary files of writers that were killed are removed once they are old.
 
         Args:
-            repair: drop the chunks and states whose files are missing or damaged, and promise the
-                sound files that the index does not know.
+            repair: drop the chunks and states whose files are missing or damaged, put right what the
+                index says, promise the sound files that it does not know, and remove what is of no use.
             progress: called with the chunks done and all of them.
         """
         return verify(

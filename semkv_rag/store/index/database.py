@@ -29,6 +29,7 @@ from sqlalchemy.exc import DisconnectionError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from semkv_rag.errors import MissingExtraError, StoreError, StoreVersionError
+from semkv_rag.store.beneath import NotAFileError, open_file
 from semkv_rag.store.index import schema, sqlite
 
 _MIGRATION_LOCK = 0x73656D6B76  # an advisory lock's number must only be the same for all of us
@@ -142,7 +143,9 @@ class Database:
         try:
             yield
         except (SQLAlchemyError, sqlite3.Error, OSError) as error:
-            if self._file is not None and not self._file.exists():
+            if isinstance(error, NotAFileError):
+                reason = f"its lock file {error.strerror}"
+            elif self._file is not None and not self._file.exists():
                 reason = f"{self._file.name} is gone; `rebuild_index` makes it from the chunk files"
             else:
                 reason = str(getattr(error, "orig", None) or error)
@@ -190,9 +193,12 @@ def _migrate(connection: Connection) -> None:
 
 @contextmanager
 def _file_lock(database: Path) -> Iterator[None]:
-    with database.with_name(database.name + ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    handle = open_file(database.with_name(database.name + ".lock"), os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(handle)
 
 
 def _remember_process(_connection: object, entry: ConnectionPoolEntry) -> None:
