@@ -7,6 +7,7 @@ syncs. Where the tests run as root, which PostgreSQL refuses, it runs as the use
 from __future__ import annotations
 
 import atexit
+import ctypes
 import importlib.util
 import os
 import pwd
@@ -104,6 +105,7 @@ class PostgresServer:
                 stderr=output,
                 start_new_session=True,  # Ctrl-C is for the tests
                 cwd=self._folder,
+                preexec_fn=_end_with_parent,
                 **self._as_user,
             )
         until = time.monotonic() + STARTING_S
@@ -168,6 +170,12 @@ def shared() -> PostgresServer:
     server = PostgresServer()
     atexit.register(server.close)
     return server
+
+
+def _end_with_parent() -> None:
+    """Called in the child: it gets SIGQUIT when the tests' process is killed."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGQUIT)
 
 
 def _wheel() -> Path:
