@@ -218,7 +218,7 @@ class KVStore(Closing):
 
     def stats(self, namespace: str | None = None) -> list[NamespaceStats]:
         """Counts and bytes of each model and namespace that has something stored."""
-        with self._database.reading() as connection:
+        with self._database.scanning() as connection:
             return states.with_states(connection, namespace, chunks.stats(connection, namespace))
 
     def verify(

@@ -154,7 +154,7 @@ def test_a_reader_of_a_mounted_store_sees_what_is_written_elsewhere(tmp_path: Pa
     """The reader falls back to a mode in which SQLite itself would not look for changes."""
     with KVStore(tmp_path) as store:
         made.put(store, 1)
-    connection = sqlite._open(tmp_path / "index.sqlite", "immutable=1", immutable=True)
+    connection = sqlite._open(tmp_path / "index.sqlite", "immutable=1", 0, immutable=True)
     assert connection.file == sqlite._identity(tmp_path / "index.sqlite", True)
     with KVStore(tmp_path) as store:
         made.put(store, 2)

@@ -3,6 +3,10 @@
 Used for every read and write of the store. Reads take about 0.1 ms with SQLite. Writers are
 serialised: by BEGIN IMMEDIATE in SQLite, and everywhere by a lock on the feed's one row, which makes
 the order of the changes that of their commits.
+
+Requests wait for what they read here, so a read gives up after `READ_S`, and while the database does
+not answer those that follow are refused at once (`Rest`). Reads have connections of their own: they
+do not wait for writers of the same process either.
 """
 
 from __future__ import annotations
@@ -31,7 +35,15 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 from semkv_rag.errors import MissingExtraError, StoreError, StoreVersionError
 from semkv_rag.store.beneath import NotAFileError, open_file
 from semkv_rag.store.index import schema, sqlite
+from semkv_rag.store.index.rest import Rest
 
+READ_S = 2.0
+"""What a read waits at most: for a connection, for an answer, for another's lock."""
+
+WRITE_S = 30.0
+"""What a write waits at most, likewise. SQLite's writers wait for each other `sqlite.BUSY_TIMEOUT_S`."""
+
+_FAILURES = (SQLAlchemyError, sqlite3.Error, OSError)
 _MIGRATION_LOCK = 0x73656D6B76  # an advisory lock's number must only be the same for all of us
 
 
@@ -59,17 +71,18 @@ class Database:
             parsed = make_url(url)
             self._file = sqlite.database_file(parsed)
             if self._file is not None:
-                self._engine = sqlite.engine(self._file, read_only=read_only)
+                quick = sqlite.engine(self._file, read_only=read_only, busy_s=READ_S)
+                patient = sqlite.engine(self._file, read_only=read_only)
             else:
-                self._engine = _server_engine(parsed)
-        self._reader = self._engine
-        if self._engine.dialect.name == "postgresql":
-            # Reads of several statements see one state, as they do in SQLite.
-            self._reader = self._engine.execution_options(isolation_level="REPEATABLE READ")
-        event.listen(self._engine, "connect", _remember_process)
-        event.listen(self._engine, "checkout", _check_process)
-        self._writer = self._engine.execution_options(semkv_write="durable")
-        self._lazy_writer = self._engine.execution_options(semkv_write="lazy")
+                quick, patient = _server_engine(parsed, READ_S), _server_engine(parsed, WRITE_S)
+        self._engines = (quick, patient)
+        for engine in self._engines:
+            event.listen(engine, "connect", _remember_process)
+            event.listen(engine, "checkout", _check_process)
+        self._rest = Rest(READ_S)
+        self._reader, self._scanner = _reader(quick), _reader(patient)
+        self._writer = patient.execution_options(semkv_write="durable")
+        self._lazy_writer = patient.execution_options(semkv_write="lazy")
         try:
             self._open()
         except BaseException:
@@ -79,7 +92,17 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A transaction that only reads, and sees one state of the index."""
-        with self._errors("read"), self._reader.connect() as connection:
+        with (
+            self._errors("read"),
+            self._rest.asking(*_FAILURES),
+            self._reader.connect() as connection,
+        ):
+            yield connection
+
+    @contextmanager
+    def scanning(self) -> Iterator[Connection]:
+        """`reading` with a write's patience: for people who ask about all that is stored."""
+        with self._errors("read"), self._scanner.connect() as connection:
             yield connection
 
     @contextmanager
@@ -92,9 +115,11 @@ class Database:
         """
         self.require_writing()
         writer = self._writer if durable else self._lazy_writer
-        with self._errors("written"), writer.begin() as connection:
-            connection.execute(select(schema.feed.c.last).with_for_update())
-            yield connection
+        with self._errors("written"):
+            self._rest.check()
+            with writer.begin() as connection:
+                connection.execute(select(schema.feed.c.last).with_for_update())
+                yield connection
 
     def require_writing(self) -> None:
         """Raise StoreError when this only reads."""
@@ -117,11 +142,12 @@ class Database:
     def close(self) -> None:
         """Close the connections; what is asked afterwards raises StoreError."""
         self._closed = True
-        self._engine.dispose()
+        for engine in self._engines:
+            engine.dispose()
 
     def _open(self) -> None:
         if self.read_only or (self._file is None or self._file.exists()):
-            with self.reading() as connection:
+            with self.scanning() as connection:
                 revision = _revision(connection)
             if revision == schema.REVISION:
                 return
@@ -142,7 +168,7 @@ class Database:
             raise StoreError("the store is closed")
         try:
             yield
-        except (SQLAlchemyError, sqlite3.Error, OSError) as error:
+        except _FAILURES as error:
             if isinstance(error, NotAFileError):
                 reason = f"its lock file {error.strerror}"
             elif self._file is not None and not self._file.exists():
@@ -152,13 +178,26 @@ class Database:
             raise StoreError(f"the index cannot be {verb}: {reason}") from error
 
 
-def _server_engine(url: URL) -> Engine:
+def _server_engine(url: URL, patience_s: float) -> Engine:
     try:
-        return create_engine(url, pool_pre_ping=True)
+        made = create_engine(url, pool_pre_ping=True, pool_timeout=patience_s)
     except ModuleNotFoundError as error:
         if url.drivername in ("postgresql", "postgresql+psycopg"):
             raise MissingExtraError("psycopg", "postgresql") from error
         raise StoreError(f"the index needs the database driver {error.name}") from error
+    if made.driver == "psycopg":
+        # Imported here: the driver is an extra.
+        from semkv_rag.store.index import postgresql
+
+        postgresql.bound(made, patience_s)
+    return made
+
+
+def _reader(engine: Engine) -> Engine:
+    """`engine` for reads of several statements that see one state, as they do in SQLite."""
+    if engine.dialect.name == "postgresql":
+        return engine.execution_options(isolation_level="REPEATABLE READ")
+    return engine
 
 
 def _revision(connection: Connection) -> str | None:

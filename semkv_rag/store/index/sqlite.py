@@ -26,6 +26,8 @@ from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 from semkv_rag.errors import StoreError
 
 BUSY_TIMEOUT_S = 60.0
+"""How long a writer waits for its turn."""
+
 _SYNCHRONOUS = {"durable": "FULL", "lazy": "NORMAL"}
 
 
@@ -49,12 +51,17 @@ def database_file(url: URL) -> Path | None:
     return Path(url.database).absolute()
 
 
-def engine(file: Path, *, read_only: bool) -> Engine:
-    """An engine on `file`, which must be there when it is first used."""
+def engine(file: Path, *, read_only: bool, busy_s: float = BUSY_TIMEOUT_S) -> Engine:
+    """An engine on `file`, which must be there when it is first used.
+
+    Args:
+        busy_s: how long it waits for another's lock, and for a connection.
+    """
     made = create_engine(
         "sqlite+pysqlite://",
-        creator=lambda: _connect(file, read_only=read_only),
+        creator=lambda: _connect(file, read_only=read_only, busy_s=busy_s),
         poolclass=QueuePool,
+        pool_timeout=busy_s,
     )
 
     def check_file(connection: _Connection, _entry: ConnectionPoolEntry, _proxy: object) -> None:
@@ -86,10 +93,10 @@ def require_file(file: Path) -> None:
             )
 
 
-def _connect(file: Path, *, read_only: bool) -> _Connection:
+def _connect(file: Path, *, read_only: bool, busy_s: float) -> _Connection:
     if not read_only:
-        return _open(file, "mode=rw", immutable=False)
-    connection = _open(file, "mode=ro", immutable=False)
+        return _open(file, "mode=rw", busy_s, immutable=False)
+    connection = _open(file, "mode=ro", busy_s, immutable=False)
     try:
         connection.execute("SELECT 1 FROM sqlite_master LIMIT 1")
     except sqlite3.OperationalError:
@@ -98,16 +105,16 @@ def _connect(file: Path, *, read_only: bool) -> _Connection:
         # write, the database stands still, unless the folder is writable elsewhere: see `_identity`.
         if os.access(file.parent, os.W_OK):
             raise
-        connection = _open(file, "immutable=1", immutable=True)
+        connection = _open(file, "immutable=1", busy_s, immutable=True)
     return connection
 
 
-def _open(file: Path, options: str, *, immutable: bool) -> _Connection:
+def _open(file: Path, options: str, busy_s: float, *, immutable: bool) -> _Connection:
     require_file(file)
     connection = sqlite3.connect(
         f"file:{quote(str(file))}?{options}",
         uri=True,
-        timeout=BUSY_TIMEOUT_S,
+        timeout=busy_s,
         isolation_level=None,  # transactions are begun below
         check_same_thread=False,  # the pool hands a connection to one thread at a time
         factory=_Connection,

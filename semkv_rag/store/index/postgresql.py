@@ -1,0 +1,102 @@
+"""What PostgreSQL needs beside SQLAlchemy's defaults, so that no server can hold its clients for long.
+
+A server that is frozen, or whose machine is gone, says nothing. Its own timeouts do not help then, nor
+do TCP's while the system answers for the server. So the client counts how long it has heard nothing,
+gives up, and throws the connection away, because nobody knows what state it is in.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.abc import PQGen
+from sqlalchemy import Dialect, Engine, event
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.pool import ConnectionPoolEntry
+
+Answer = TypeVar("Answer")
+
+_LOCK_SHARE = 0.75
+"""Of the patience, what a statement may wait for a lock: the server then says so before the client
+gives up, and the connection stays good."""
+
+
+class Silence(psycopg.OperationalError):
+    """The server sent nothing for as long as the connection's patience; the connection is closed."""
+
+
+class Connection(psycopg.Connection[Any]):
+    """A connection that gives up when the server is silent, whatever it is asked.
+
+    Attributes:
+        patience_s: how long the server may be silent.
+    """
+
+    patience_s: float
+
+    def wait(self, gen: PQGen[Answer], *args: Any, **kwargs: Any) -> Answer:
+        """What psycopg waits for all answers with.
+
+        Raises:
+            Silence: there was none in time.
+        """
+        try:
+            return super().wait(_until_silence(gen, self.patience_s), *args, **kwargs)
+        except Silence:
+            self.close()
+            raise
+
+
+def bound(engine: Engine, patience_s: float) -> None:
+    """Bound all waiting on connections of `engine`; what the user's URL says goes before that.
+
+    Connecting may take `patience_s` (`connect_timeout` of the URL), a silence likewise, and waiting for
+    another session's lock somewhat less (`lock_timeout` in the URL's `options`, or the role's). A
+    silence raises TimeoutError.
+    """
+
+    def connect(
+        _dialect: Dialect, _entry: ConnectionPoolEntry, args: list[Any], options: dict[str, Any]
+    ) -> Connection:
+        if "PGCONNECT_TIMEOUT" not in os.environ:
+            options.setdefault("connect_timeout", round(patience_s))
+        made = Connection.connect(*args, **options)
+        made.patience_s = patience_s
+        made.autocommit = True
+        made.execute(
+            "SELECT set_config('lock_timeout', %s, false) WHERE current_setting('lock_timeout') = '0'",
+            [f"{patience_s * _LOCK_SHARE * 1000:.0f}ms"],
+        )
+        made.autocommit = False
+        return made
+
+    event.listen(engine, "do_connect", connect)
+    event.listen(engine, "handle_error", _give_up)
+
+
+def _give_up(context: ExceptionContext) -> None:
+    """No driver's error, for which SQLAlchemy would connect anew and wait once more."""
+    if isinstance(context.original_exception, Silence):
+        raise TimeoutError(str(context.original_exception))
+
+
+def _until_silence(gen: PQGen[Answer], patience_s: float) -> Generator[Any, Any, Answer]:
+    """`gen`, which psycopg resumes when something came and, with a false value, ten times a second."""
+    try:
+        wanted = next(gen)
+        heard = time.monotonic()
+        while True:
+            ready = yield wanted
+            now = time.monotonic()
+            if ready:
+                heard = now
+            elif now - heard > patience_s:
+                raise Silence(f"the database server was silent for {patience_s:g} s")
+            wanted = gen.send(ready)
+    except StopIteration as end:
+        answer: Answer = end.value
+        return answer
