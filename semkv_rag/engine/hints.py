@@ -91,7 +91,8 @@ class Hints:
             self._thread.join()
 
     def _run(self) -> None:
-        catalogue = Catalogue(self._capturer.store, self._capturer.fingerprint)
+        # Nobody waits for a hint.
+        catalogue = Catalogue(self._capturer.store, self._capturer.fingerprint, wait_s=60.0)
         try:
             while not self._closed.is_set():
                 try:

@@ -127,14 +127,17 @@ class KVStore(Closing):
         with self._database.reading() as connection:
             return chunks.tokens(connection, ids, model, namespace)
 
-    def changes(self, model: str, since: int) -> Changes:
+    def changes(self, model: str, since: int, namespace: str | None = None) -> Changes:
         """Which chunks of a model came and went after `since`, the `last` of an earlier answer.
 
         From 0 it tells all live chunks. So it does, with `reset` set, to a caller that is too far
         behind or whose index was replaced.
+
+        Args:
+            namespace: only what came and went there.
         """
         with self._database.reading() as connection:
-            return feed.read(connection, model, since)
+            return feed.read(connection, model, since, namespace)
 
     def last_change(self, model: str, namespace: str) -> int:
         """A number that is another one after every chunk of a namespace that came or went."""
