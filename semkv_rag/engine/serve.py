@@ -28,7 +28,7 @@ from semkv_rag.engine.forced_tools import configure_tools
 from semkv_rag.engine.front import Front
 from semkv_rag.engine.gate import GateReport, ask_gate
 from semkv_rag.engine.launch import WORKER, connect_fusion, transfer_config
-from semkv_rag.engine.limits import Limits
+from semkv_rag.engine.limits import Limits, Turns
 from semkv_rag.engine.llm_capturer import LLMCapturer
 from semkv_rag.engine.model_view import config_obstacle
 from semkv_rag.engine.reporting import ReportingLLM
@@ -41,6 +41,10 @@ from semkv_rag.tiers import Cascade, Encoder, TierOptions
 
 logger = logging.getLogger(__name__)
 
+CAPTURES_IN_FLIGHT = 2
+"""Chunks that one run over HTTP has computed at a time: others wait for their first token meanwhile."""
+
+POLICY = "--scheduling-policy"
 MIDDLEWARE = "semkv_rag.engine.front.Front"
 
 KEPT_TOGETHER = "VLLM_ENABLE_RESPONSES_API_STORE"
@@ -88,6 +92,8 @@ def serve(
     arguments = ["--model", model, *vllm_args, "--middleware", MIDDLEWARE]
     if current_platform.is_cpu() and "--enforce-eager" not in vllm_args:
         arguments.append("--enforce-eager")
+    if api_key_namespaces and not any(one.startswith(POLICY) for one in vllm_args):
+        arguments += [POLICY, "priority"]  # see ReportingLLM: tenants take turns
     cli_env_setup()
     args = _parse(arguments)
     operator_keys = {*_take_keys(args), *([operator_key] if operator_key is not None else [])}
@@ -195,6 +201,7 @@ async def _run(
                 await asyncio.to_thread(cascade.load)
                 llm.tiering = Tiering(cascade, capturer, llm)
             routes = _routes(llm, args, tenancy, limits, capturer, gate)
+            llm.turns = Turns(limits.requests)
             Front.configure(tenancy, limits, routes)
             await llm.reset_mm_cache()
             stopped = await build_and_serve(llm, address, sock, args)
@@ -219,6 +226,7 @@ def _capturer(llm: ReportingLLM, args: Namespace, store: KVStore, gate: GateRepo
         fingerprint=config_fingerprint(config),
         description={"model": args.model, "dtype": str(config.model_config.dtype)},
         gate=gate,
+        in_flight=CAPTURES_IN_FLIGHT,
     )
 
 

@@ -73,7 +73,8 @@ class KVStore(Closing):
         self.index_url = index_url or str(own_index)
         try:
             if not read_only:
-                self.root.mkdir(parents=True, exist_ok=True)
+                # What is stored is all tenants' prompts: not for other users of the machine to read.
+                self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(
                 f"the store cannot be made at {self.root}: {error.strerror}"
