@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from sqlalchemy import URL
+from sqlalchemy import URL, Connection
 
 from semkv_rag.closing import Closing
 from semkv_rag.errors import StoreError
@@ -21,9 +22,9 @@ from semkv_rag.reuse.tokens import StoredTokens
 from semkv_rag.store import layout
 from semkv_rag.store.contents import Contents
 from semkv_rag.store.eviction import evict
-from semkv_rag.store.gone import BATCH, unlink
+from semkv_rag.store.gone import GoneFile, unlink
 from semkv_rag.store.index import chunks, feed, sources, states
-from semkv_rag.store.index.database import Database
+from semkv_rag.store.index.database import FREED, Database
 from semkv_rag.store.prompts import StoredPrompts
 from semkv_rag.store.records import (
     Changes,
@@ -144,12 +145,10 @@ class KVStore(Closing):
     def remove(self, model: str, namespace: str, ids: Iterable[str]) -> int:
         """Remove chunks, rows first, then files; how many were there. Sources go on listing them."""
         removed = 0
-        for batch in chunks.pieces(ids, BATCH):
-            with self._database.writing() as connection:
-                found = chunks.records(connection, batch, model, namespace)
-                gone = self._contents.drop(connection, found)
+        for batch in chunks.pieces(ids, FREED):
+            found, gone = self._database.freeing(partial(self._drop, model, namespace, batch))
             unlink(self._database, self.root, gone)
-            removed += len(found)
+            removed += found
         return removed
 
     def touch(self, ids: Iterable[str]) -> None:
@@ -194,19 +193,29 @@ class KVStore(Closing):
         """
         with self._database.writing() as connection:
             unlisted = sources.replace(connection, model, namespace, name, digest, chunk_ids)
-            found = chunks.records(connection, unlisted, model, namespace)
-            gone = self._contents.drop(connection, found)
+            removed, gone = self._drop(model, namespace, unlisted, connection)
         unlink(self._database, self.root, gone)
-        return len(found)
+        return removed
 
     def remove_source(self, model: str, namespace: str, name: str) -> int:
-        """Remove a document and the chunks that no other source lists; how many that were."""
-        with self._database.writing() as connection:
-            unlisted = sources.remove(connection, model, namespace, name)
-            found = chunks.records(connection, unlisted, model, namespace)
-            gone = self._contents.drop(connection, found)
-        unlink(self._database, self.root, gone)
-        return len(found)
+        """Remove a document and the chunks that no other source lists; how many that were.
+
+        The chunks go first: one that is killed leaves the document listed, with chunks missing.
+        """
+
+        def step(connection: Connection) -> tuple[int, list[GoneFile], bool]:
+            own = sources.own_chunks(connection, model, namespace, name, FREED)
+            is_last = len(own) < FREED
+            if is_last:
+                sources.remove(connection, model, namespace, name)
+            return *self._drop(model, namespace, own, connection), is_last
+
+        removed, is_last = 0, False
+        while not is_last:
+            found, gone, is_last = self._database.freeing(step)
+            unlink(self._database, self.root, gone)
+            removed += found
+        return removed
 
     def stats(self, namespace: str | None = None) -> list[NamespaceStats]:
         """Counts and bytes of each model and namespace that has something stored."""
@@ -250,6 +259,13 @@ class KVStore(Closing):
             tensors=False,
             progress=progress,
         )
+
+    def _drop(
+        self, model: str, namespace: str, ids: Iterable[str], connection: Connection
+    ) -> tuple[int, list[GoneFile]]:
+        """Take back the promises of chunks: of how many, and the files that are to be unlinked."""
+        found = chunks.records(connection, ids, model, namespace)
+        return len(found), self._contents.drop(connection, found)
 
     def close(self) -> None:
         """Close the index; may be called again. The store then raises StoreError."""

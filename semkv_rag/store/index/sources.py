@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, delete, exists, insert, select
 
 from semkv_rag.store.index.chunks import pieces
-from semkv_rag.store.index.schema import source_chunks, sources
+from semkv_rag.store.index.schema import chunks, source_chunks, sources
 from semkv_rag.store.records import SourceInfo
 
 
@@ -69,10 +69,28 @@ def replace(
     return before - _listed(connection, before)
 
 
-def remove(connection: Connection, model: str, namespace: str, name: str) -> set[str]:
-    """Remove a source; the chunks that no source lists any more."""
-    before = _remove(connection, model, namespace, name)
-    return before - _listed(connection, before)
+def own_chunks(
+    connection: Connection, model: str, namespace: str, name: str, limit: int
+) -> list[str]:
+    """At most `limit` of the stored chunks that only this source lists."""
+    other = source_chunks.alias()
+    shared = exists().where(
+        other.c.chunk_id == source_chunks.c.chunk_id, other.c.source_id != source_chunks.c.source_id
+    )
+    own = (
+        select(source_chunks.c.chunk_id)
+        .distinct()
+        .join(sources, sources.c.id == source_chunks.c.source_id)
+        .join(chunks, chunks.c.id == source_chunks.c.chunk_id)
+        .where(sources.c.model == model, sources.c.namespace == namespace, sources.c.name == name)
+        .where(~shared)
+    )
+    return list(connection.scalars(own.limit(limit)))
+
+
+def remove(connection: Connection, model: str, namespace: str, name: str) -> None:
+    """Remove a source, if it is there, and not its chunks."""
+    _remove(connection, model, namespace, name)
 
 
 def _remove(connection: Connection, model: str, namespace: str, name: str) -> set[str]:

@@ -77,6 +77,13 @@ def create(file: Path) -> None:
         connection.execute("PRAGMA journal_mode=WAL")
 
 
+def empty_log(file: Path) -> None:
+    """Give the space of the write-ahead log back, when nobody reads from it now."""
+    with suppress(sqlite3.Error), closing(_open(file, "mode=rw", immutable=False)) as connection:
+        connection.execute("PRAGMA busy_timeout=1000")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
 def require_file(file: Path) -> None:
     """Raise StoreError when something else than a file stands in a database's place."""
     with suppress(FileNotFoundError):
