@@ -92,7 +92,7 @@ class _BrokenError(Exception):
         self.rank = rank
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Orphan:
     """A sound file that no row promises."""
 
@@ -184,13 +184,14 @@ class _Run:
             for _, group in groupby(by_chunk, key=lambda orphan: orphan.header.id):
                 parts = list(group)
                 first = parts[0].header
-                ranks = [(part.header.rank, part.header.world_size) for part in parts]
-                if ranks != [(rank, first.world_size) for rank in range(first.world_size)]:
+                own = [part for part in parts if part.header.world_size == first.world_size]
+                if [part.header.rank for part in own] != list(range(first.world_size)):
                     self._check_parts(parts)
                     continue
                 whole.append(ChunkKey(first.id, first.model, first.namespace))
-                for part in parts:
+                for part in own:
                     self._notice("orphan", part.path, "sound, and not in the index")
+                self._check_parts([part for part in parts if part not in own])
             if self._repair:
                 self._contents.add(whole, mending=True)
 
