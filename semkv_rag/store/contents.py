@@ -8,6 +8,7 @@ lock, so that nobody's file is unlinked between being looked at and being promis
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import Connection
@@ -18,7 +19,7 @@ from semkv_rag.store.chunk_file import ChunkFile
 from semkv_rag.store.gone import BATCH, GoneFile
 from semkv_rag.store.index import chunks
 from semkv_rag.store.index.chunks import FoundChunk
-from semkv_rag.store.index.database import Database
+from semkv_rag.store.index.database import FREED, Database
 from semkv_rag.store.layout import chunk_path, chunk_paths, identity
 from semkv_rag.store.records import ChunkKey, ChunkRecord
 
@@ -57,20 +58,20 @@ class Contents:
         sizes = self._sizes(key, header.world_size)
         return None if None in sizes else FoundChunk(header, sum(filter(None, sizes)))
 
-    def add(self, keys: Iterable[ChunkKey]) -> set[str]:
-        """Promise those of the chunks whose files are there; their ids."""
+    def add(self, keys: Iterable[ChunkKey], *, mending: bool = False) -> set[str]:
+        """Promise those of the chunks whose files are there; their ids.
+
+        Args:
+            mending: their files were there before, so do it on a full disk, too.
+        """
         taken: set[str] = set()
-        for batch in chunks.pieces(keys, BATCH):
+        for batch in chunks.pieces(keys, FREED if mending else BATCH):
             found = [(key, chunk) for key in batch if (chunk := self.find(key))]
-            with self._database.writing() as connection:
-                # Looked at again under the lock: an eviction may have been under way.
-                still_there = [
-                    chunk
-                    for key, chunk in found
-                    if None not in self._sizes(key, chunk.header.world_size)
-                ]
-                chunks.put(connection, still_there)
-            taken.update(chunk.header.id for chunk in still_there)
+            if mending:
+                taken |= self._database.freeing(partial(self._put, found))
+            else:
+                with self._database.writing() as connection:
+                    taken |= self._put(found, connection)
         return taken
 
     def drop(self, connection: Connection, records: Sequence[ChunkRecord]) -> list[GoneFile]:
@@ -86,3 +87,13 @@ class Contents:
     def _sizes(self, key: ChunkKey, ranks: int) -> list[int | None]:
         """Of a chunk's files; None for one that is not there."""
         return [file_bytes(path) for path in chunk_paths(self.root, key, ranks)]
+
+    def _put(
+        self, found: Sequence[tuple[ChunkKey, FoundChunk]], connection: Connection
+    ) -> set[str]:
+        # Looked at again under the lock: an eviction may have been under way.
+        still_there = [
+            chunk for key, chunk in found if None not in self._sizes(key, chunk.header.world_size)
+        ]
+        chunks.put(connection, still_there)
+        return {chunk.header.id for chunk in still_there}

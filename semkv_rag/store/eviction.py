@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import merge
 
+from sqlalchemy import Connection
+
 from semkv_rag.store.contents import Contents
-from semkv_rag.store.gone import BATCH, unlink
+from semkv_rag.store.gone import GoneFile, unlink
 from semkv_rag.store.index import chunks, states
-from semkv_rag.store.index.database import Database
+from semkv_rag.store.index.database import FREED, Database
 from semkv_rag.store.records import ChunkRecord, StateRecord
 from semkv_rag.store.states import StoredStates
 
@@ -28,29 +30,31 @@ def evict(
 
     In short transactions, and what is over is counted anew in each: others add and evict meanwhile.
     """
-    evicted: list[str] = []
     with_chunks, with_states = kind != STATE, kind in (None, STATE)
+
+    def drop_oldest(connection: Connection) -> tuple[list[str], list[GoneFile]]:
+        over = -max_bytes
+        oldest: list[Sequence[ChunkRecord | StateRecord]] = []
+        if with_chunks:
+            over += chunks.total_bytes(connection, namespace, kind)
+            oldest.append(chunks.least_recently_used(connection, namespace, kind, FREED))
+        if with_states:
+            over += states.total_bytes(connection, namespace)
+            oldest.append(states.least_recently_used(connection, namespace, FREED))
+        victims: list[ChunkRecord | StateRecord] = []
+        for record in merge(*oldest, key=lambda record: record.used_at):
+            if over <= 0 or len(victims) == FREED:
+                break
+            victims.append(record)
+            over -= record.bytes
+        gone = contents.drop(connection, [v for v in victims if isinstance(v, ChunkRecord)])
+        gone += stored_states.drop(connection, [v for v in victims if isinstance(v, StateRecord)])
+        return [record.id for record in victims], gone
+
+    evicted: list[str] = []
     while True:
-        with database.writing() as connection:
-            over = -max_bytes
-            oldest: list[Sequence[ChunkRecord | StateRecord]] = []
-            if with_chunks:
-                over += chunks.total_bytes(connection, namespace, kind)
-                oldest.append(chunks.least_recently_used(connection, namespace, kind, BATCH))
-            if with_states:
-                over += states.total_bytes(connection, namespace)
-                oldest.append(states.least_recently_used(connection, namespace, BATCH))
-            victims: list[ChunkRecord | StateRecord] = []
-            for record in merge(*oldest, key=lambda record: record.used_at):
-                if over <= 0 or len(victims) == BATCH:
-                    break
-                victims.append(record)
-                over -= record.bytes
-            gone = contents.drop(connection, [v for v in victims if isinstance(v, ChunkRecord)])
-            gone += stored_states.drop(
-                connection, [v for v in victims if isinstance(v, StateRecord)]
-            )
+        ids, gone = database.freeing(drop_oldest)
         unlink(database, contents.root, gone)
-        if not victims:
+        if not ids:
             return evicted
-        evicted += [record.id for record in victims]
+        evicted += ids

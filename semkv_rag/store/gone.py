@@ -34,6 +34,7 @@ def unlink(database: Database, root: Path, gone: Sequence[GoneFile]) -> None:
             for file in batch:
                 if file.path not in kept and identity(file.path) == file.identity:
                     remove_if_possible(file.path)
+    database.keep_reserve()
 
 
 def promised(connection: Connection, root: Path, ids: Collection[str]) -> set[Path]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from sqlalchemy import URL
+from sqlalchemy import URL, Connection
 
 from semkv_rag.closing import Closing
 from semkv_rag.errors import StoreError
@@ -21,9 +22,9 @@ from semkv_rag.reuse.tokens import StoredTokens
 from semkv_rag.store import layout
 from semkv_rag.store.contents import Contents
 from semkv_rag.store.eviction import evict
-from semkv_rag.store.gone import BATCH, unlink
+from semkv_rag.store.gone import GoneFile, unlink
 from semkv_rag.store.index import chunks, feed, sources, states
-from semkv_rag.store.index.database import Database
+from semkv_rag.store.index.database import FREED, Database
 from semkv_rag.store.prompts import StoredPrompts
 from semkv_rag.store.records import (
     Changes,
@@ -148,12 +149,10 @@ class KVStore(Closing):
     def remove(self, model: str, namespace: str, ids: Iterable[str]) -> int:
         """Remove chunks, rows first, then files; how many were there. Sources go on listing them."""
         removed = 0
-        for batch in chunks.pieces(ids, BATCH):
-            with self._database.writing() as connection:
-                found = chunks.records(connection, batch, model, namespace)
-                gone = self._contents.drop(connection, found)
+        for batch in chunks.pieces(ids, FREED):
+            found, gone = self._database.freeing(partial(self._drop, model, namespace, batch))
             unlink(self._database, self.root, gone)
-            removed += len(found)
+            removed += found
         return removed
 
     def touch(self, ids: Iterable[str]) -> None:
@@ -198,27 +197,39 @@ class KVStore(Closing):
         """
         with self._database.writing() as connection:
             unlisted = sources.replace(connection, model, namespace, name, digest, chunk_ids)
-            found = chunks.records(connection, unlisted, model, namespace)
-            gone = self._contents.drop(connection, found)
+            removed, gone = self._drop(model, namespace, unlisted, connection)
         unlink(self._database, self.root, gone)
-        return len(found)
+        return removed
 
     def remove_source(self, model: str, namespace: str, name: str) -> int:
         """Remove a document and the chunks that no other source lists; how many that were."""
         return self.remove_sources(model, namespace, [name])[1]
 
     def remove_sources(self, model: str, namespace: str, names: Sequence[str]) -> tuple[int, int]:
-        """Remove documents and the chunks that no other source lists, in one transaction.
+        """Remove documents and the chunks that no other source lists.
+
+        The chunks go first: one that is killed leaves the documents listed, with chunks missing.
+
+        Args:
+            names: not thousands; they are one condition of a query.
 
         Returns:
             How many documents there were, and how many chunks went.
         """
-        with self._database.writing() as connection:
-            there, unlisted = sources.remove(connection, model, namespace, names)
-            found = chunks.records(connection, unlisted, model, namespace)
-            gone = self._contents.drop(connection, found)
-        unlink(self._database, self.root, gone)
-        return there, len(found)
+
+        def step(connection: Connection) -> tuple[int, list[GoneFile], int | None]:
+            own = sources.own_chunks(connection, model, namespace, names, FREED)
+            there = None
+            if len(own) < FREED:  # the last of them
+                there = sources.remove(connection, model, namespace, names)
+            return *self._drop(model, namespace, own, connection), there
+
+        removed, there = 0, None
+        while there is None:
+            found, gone, there = self._database.freeing(step)
+            unlink(self._database, self.root, gone)
+            removed += found
+        return there, removed
 
     def stats(self, namespace: str | None = None) -> list[NamespaceStats]:
         """Counts and bytes of each model and namespace that has something stored."""
@@ -262,6 +273,13 @@ class KVStore(Closing):
             tensors=False,
             progress=progress,
         )
+
+    def _drop(
+        self, model: str, namespace: str, ids: Iterable[str], connection: Connection
+    ) -> tuple[int, list[GoneFile]]:
+        """Take back the promises of chunks: of how many, and the files that are to be unlinked."""
+        found = chunks.records(connection, ids, model, namespace)
+        return len(found), self._contents.drop(connection, found)
 
     def close(self) -> None:
         """Close the index; may be called again. The store then raises StoreError."""

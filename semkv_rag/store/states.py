@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import Connection
@@ -18,7 +19,7 @@ from semkv_rag.store.beneath import file_bytes, status
 from semkv_rag.store.gone import BATCH, GoneFile, unlink
 from semkv_rag.store.index import states
 from semkv_rag.store.index.chunks import pieces
-from semkv_rag.store.index.database import Database
+from semkv_rag.store.index.database import FREED, Database
 from semkv_rag.store.layout import identity, state_path, state_paths
 from semkv_rag.store.records import StateRecord
 from semkv_rag.store.state_file import StateFile, StateHeader, state_id, write_state
@@ -94,22 +95,29 @@ class StoredStates:
     def remove(self, ids: Iterable[str]) -> int:
         """Remove states, rows first, then files; how many were there."""
         removed = 0
-        for batch in pieces(ids, BATCH):
-            with self._database.writing() as connection:
-                found = states.find(connection, batch)
-                gone = self.drop(connection, found)
+        for batch in pieces(ids, FREED):
+            found, gone = self._database.freeing(partial(self._drop_ids, batch))
             unlink(self._database, self.root, gone)
-            removed += len(found)
+            removed += found
         return removed
 
-    def promise(self, paths: Iterable[Path]) -> None:
-        """Write the rows of those of the files that are there and sound; reads their headers only."""
-        for batch in pieces(paths, BATCH):
+    def _drop_ids(self, ids: Iterable[str], connection: Connection) -> tuple[int, list[GoneFile]]:
+        found = states.find(connection, ids)
+        return len(found), self.drop(connection, found)
+
+    def promise(self, paths: Iterable[Path], *, mending: bool = False) -> None:
+        """Write the rows of those of the files that are there and sound; reads their headers only.
+
+        Args:
+            mending: their files were there before, so do it on a full disk, too.
+        """
+        for batch in pieces(paths, FREED if mending else BATCH):
             found = [(path, record) for path in batch if (record := _record(path))]
-            with self._database.writing() as connection:
-                # Looked at again under the lock: an eviction may have been under way.
-                there = [record for path, record in found if file_bytes(path) is not None]
-                states.put(connection, there)
+            if mending:
+                self._database.freeing(partial(_put, found))
+            else:
+                with self._database.writing() as connection:
+                    _put(found, connection)
 
     def drop(self, connection: Connection, records: Sequence[StateRecord]) -> list[GoneFile]:
         """Take back promises; the files that are to be unlinked after the commit."""
@@ -145,3 +153,9 @@ def record_of(header: StateHeader, size: int) -> StateRecord:
         created_at=header.created_at,
         used_at=header.created_at,
     )
+
+
+def _put(found: Sequence[tuple[Path, StateRecord]], connection: Connection) -> None:
+    # Looked at again under the lock: an eviction may have been under way.
+    there = [record for path, record in found if file_bytes(path) is not None]
+    states.put(connection, there)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Final, TypeVar
@@ -30,6 +30,7 @@ from semkv_rag.store.identity import FILE, is_sound
 from semkv_rag.store.index import chunks, feed, states
 from semkv_rag.store.index.database import Database
 from semkv_rag.store.layout import (
+    Identity,
     chunk_files,
     chunk_path,
     chunk_paths,
@@ -91,7 +92,7 @@ class _BrokenError(Exception):
         self.rank = rank
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Orphan:
     """A sound file that no row promises."""
 
@@ -100,6 +101,7 @@ class _Orphan:
 
 
 Header = TypeVar("Header", ChunkHeader, StateHeader)
+Result = TypeVar("Result")
 
 
 class _Run:
@@ -129,11 +131,14 @@ class _Run:
 
     def check_feed(self) -> None:
         """The numbers of the change feed: without them nothing can be added or removed."""
-        with self._checking() as connection:
+
+        def check(connection: Connection) -> str | None:
             fault = feed.fault(connection)
             if fault and self._repair:
                 feed.restore(connection)
-        if fault:
+            return fault
+
+        if fault := self._locked(check):
             self._problem("damaged", None, fault)
 
     def check_links(self) -> None:
@@ -179,15 +184,16 @@ class _Run:
             for _, group in groupby(by_chunk, key=lambda orphan: orphan.header.id):
                 parts = list(group)
                 first = parts[0].header
-                ranks = [(part.header.rank, part.header.world_size) for part in parts]
-                if ranks != [(rank, first.world_size) for rank in range(first.world_size)]:
+                own = [part for part in parts if part.header.world_size == first.world_size]
+                if [part.header.rank for part in own] != list(range(first.world_size)):
                     self._check_parts(parts)
                     continue
                 whole.append(ChunkKey(first.id, first.model, first.namespace))
-                for part in parts:
+                for part in own:
                     self._notice("orphan", part.path, "sound, and not in the index")
+                self._check_parts([part for part in parts if part not in own])
             if self._repair:
-                self._contents.add(whole)
+                self._contents.add(whole, mending=True)
 
     def check_state_files(self) -> None:
         """Every state's file that the index does not promise."""
@@ -196,7 +202,7 @@ class _Run:
             for path in orphans:
                 self._notice("orphan", path, "sound, and not in the index")
             if self._repair:
-                self._states.promise(orphans)
+                self._states.promise(orphans, mending=True)
 
     def check_temporary_files(self) -> None:
         """What killed writers left; it goes once it is old, because nobody can want it.
@@ -245,8 +251,8 @@ class _Run:
         return stored
 
     def _check_promise(self, record: ChunkRecord, stored: StoredTokens | None) -> None:
-        paths = chunk_paths(self._root, record, record.ranks)
         while True:
+            paths = chunk_paths(self._root, record, record.ranks)
             seen = [identity(path) for path in paths]
             try:
                 self._require_kept(record, paths, stored)
@@ -254,24 +260,45 @@ class _Run:
                 broken = error
             else:
                 return
-            with self._checking() as connection:
-                now = chunks.find(connection, [record.id])
-                if not now:
-                    return  # it was evicted meanwhile
-                tokens = chunks.tokens(connection, [record.id], record.model, record.namespace)
-                again = replace(now[0], used_at=record.used_at), tokens.get(record.id)
-                lost = (stored is None) == (again[1] is None)
-                if again[0] != record or not lost or [identity(path) for path in paths] != seen:
-                    record, stored = again
-                    continue  # it was written again
-                if self._repair:
-                    # The files are left to `check_files`, as files that the index does not know.
-                    self._contents.drop(connection, [record])
-                    self._dropped.add(record.id)
+            now = self._locked(partial(self._drop_unless_changed, record, stored, seen))
+            if now is None:
+                return  # it was evicted meanwhile
+            if now:
+                record, stored = now
+                continue  # it was written again
             missing = bool(paths) and seen[broken.rank] is None
             place = paths[broken.rank] if paths else None
             self._problem("missing" if missing else "damaged", place, str(broken))
             return
+
+    def _drop_unless_changed(
+        self,
+        record: ChunkRecord,
+        stored: StoredTokens | None,
+        seen: Sequence[Identity | None],
+        connection: Connection,
+    ) -> tuple[ChunkRecord, StoredTokens | None] | tuple[()] | None:
+        """Drop a chunk's broken promise, when that is to be repaired.
+
+        Returns:
+            What the index says now, when that or a file changed after it was looked at; nothing when
+            none did; None when the chunk is gone.
+        """
+        now = chunks.find(connection, [record.id])
+        if not now:
+            return None
+        again = replace(now[0], used_at=record.used_at)
+        tokens = chunks.tokens(connection, [record.id], record.model, record.namespace)
+        found = tokens.get(record.id)
+        paths = chunk_paths(self._root, record, record.ranks)
+        same = again == record and (found is None) == (stored is None)
+        if not same or [identity(path) for path in paths] != seen:
+            return again, found
+        if self._repair:
+            # The files are left to `check_files`, as files that the index does not know.
+            self._contents.drop(connection, [record])
+            self._dropped.add(record.id)
+        return ()
 
     def _require_kept(
         self, record: ChunkRecord, paths: Sequence[Path], stored: StoredTokens | None
@@ -298,15 +325,18 @@ class _Run:
             # So it is for a moment after a chunk was captured anew, too.
             self._notice("stale", paths[0], "the index says another kind or size")
             if self._repair:
-                self._contents.add([record])
+                self._contents.add([record], mending=True)
 
-    def _checking(self) -> AbstractContextManager[Connection]:
-        """What is seen in this transaction is not changed by others, when we may lock them out."""
-        return self._database.reading() if self._database.read_only else self._database.writing()
+    def _locked(self, operation: Callable[[Connection], Result]) -> Result:
+        """What `operation` sees is not changed by others meanwhile, when we may lock them out."""
+        if not self._database.read_only:
+            return self._database.freeing(operation)
+        with self._database.reading() as connection:
+            return operation(connection)
 
     def _check_state(self, record: StateRecord) -> None:
-        paths = state_paths(self._root, record)
         while True:
+            paths = state_paths(self._root, record)
             seen = [identity(path) for path in paths]
             try:
                 self._require_state_kept(record, paths)
@@ -314,17 +344,31 @@ class _Run:
                 text = str(error)
             else:
                 return
-            with self._checking() as connection:
-                if not states.present(connection, [record.id]):
-                    return  # it was evicted meanwhile
-                if [identity(path) for path in paths] != seen:
-                    continue  # it was written again
-                if self._repair:
-                    # The file is left to `check_state_files`.
-                    self._states.drop(connection, [record])
+            now = self._locked(partial(self._drop_state_unless_changed, record, seen))
+            if now is None:
+                return  # it was evicted meanwhile
+            if now:
+                record = now[0]
+                continue  # it was written again
             kind = "missing" if seen == [None] else "damaged"
             self._problem(kind, paths[0] if paths else None, text)
             return
+
+    def _drop_state_unless_changed(
+        self, record: StateRecord, seen: Sequence[Identity | None], connection: Connection
+    ) -> list[StateRecord] | None:
+        """As `_drop_unless_changed`."""
+        now = states.find(connection, [record.id])
+        if not now:
+            return None
+        paths = state_paths(self._root, record)
+        again = replace(now[0], used_at=record.used_at)
+        if again != record or [identity(path) for path in paths] != seen:
+            return [again]
+        if self._repair:
+            # The file is left to `check_state_files`.
+            self._states.drop(connection, [record])
+        return []
 
     def _require_state_kept(self, record: StateRecord, paths: Sequence[Path]) -> None:
         if not paths:
@@ -343,7 +387,7 @@ class _Run:
         if said != (found.rows, found.width, found.dtype, found.bytes):
             self._notice("stale", paths[0], "the index says another shape or size")
             if self._repair:
-                self._states.promise(paths)
+                self._states.promise(paths, mending=True)
 
     def _check_parts(self, parts: Sequence[_Orphan]) -> None:
         """Sound files that are not all of a chunk; the others may be on their way."""

@@ -76,6 +76,15 @@ def test_ranks_of_different_captures_are_no_chunk(store: KVStore) -> None:
     assert other.exists()
 
 
+def test_a_whole_chunk_beside_a_rank_of_an_earlier_capture(store: KVStore) -> None:
+    (other,) = write_ranks(store, [2], 3)
+    id_ = made.write(store, made.header(1)).id
+    report = store.verify(repair=True)
+    assert [notice.kind for notice in report.notices] == ["orphan", "orphan"]
+    assert [(record.id, record.ranks) for record in store.chunks()] == [(id_, 1)]
+    assert other.exists()
+
+
 def test_a_promised_chunks_file_in_another_place(store: KVStore) -> None:
     id_ = made.put(store, 1)
     astray = store.path(made.MODEL, "another namespace", id_)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import struct
 import time
 from contextlib import closing, suppress
 from pathlib import Path
@@ -170,6 +171,39 @@ def test_the_logs_files_are_not_anothers(tmp_path: Path, victim: Path, suffix: s
         made.put(store, 2)
         store.evict(0)
     assert victim.read_text() == SECRET
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
+def test_a_pipe_in_the_place_of_sqlites_files(tmp_path: Path, suffix: str) -> None:
+    with KVStore(tmp_path) as store:
+        made.put(store, 1)
+    path = tmp_path / f"index.sqlite{suffix}"
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    for read_only in (False, True):
+        with pytest.raises(StoreError, match="no file"):
+            KVStore(tmp_path, read_only=read_only)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_journal_deletes_no_file_elsewhere(tmp_path: Path, victim: Path, read_only: bool) -> None:
+    """A transaction over several databases leaves a journal that names a file, which SQLite deletes."""
+    root = tmp_path / "store"
+    with KVStore(root) as store:
+        made.put(store, 1)
+    magic = bytes.fromhex("d9d505f920a163d7")
+    pages = (root / "index.sqlite").stat().st_size // 4096
+    start = (magic + struct.pack(">IIIII", 0, 0, pages, 512, 4096)).ljust(512, b"\0")
+    name = str(victim).encode()
+    end = struct.pack(">I", (1 << 30) // 4096 + 1) + name
+    journal = root / "index.sqlite-journal"
+    journal.write_bytes(start + end + struct.pack(">II", len(name), sum(name)) + magic)
+    with pytest.raises(StoreError, match="names another file"):
+        KVStore(root, read_only=read_only)
+    assert victim.read_text() == SECRET
+    journal.unlink()
+    with KVStore(root, read_only=read_only) as store:
+        assert store.verify().ok
 
 
 def test_an_index_that_became_a_link_is_not_followed(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Final, TypeVar
 
 from sqlalchemy import (
     URL,
@@ -35,7 +36,13 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 from semkv_rag.errors import MissingExtraError, StoreError, StoreVersionError
 from semkv_rag.store.beneath import NotAFileError, open_file
 from semkv_rag.store.index import schema, sqlite
+from semkv_rag.store.index.reserve import Reserve
 from semkv_rag.store.index.rest import Rest
+
+Result = TypeVar("Result")
+
+FREED: Final = 64
+"""What is removed in one transaction: see `reserve.RESERVE_BYTES`."""
 
 READ_S = 2.0
 """What a read waits at most: for a connection, for an answer, for another's lock."""
@@ -67,6 +74,7 @@ class Database:
         self.read_only = read_only
         self._closed = False
         self._file: Path | None = None
+        self._reserve: Reserve | None = None
         with self._errors("opened"):
             parsed = make_url(url)
             self._file = sqlite.database_file(parsed)
@@ -83,11 +91,14 @@ class Database:
         self._reader, self._scanner = _reader(quick), _reader(patient)
         self._writer = patient.execution_options(semkv_write="durable")
         self._lazy_writer = patient.execution_options(semkv_write="lazy")
+        if self._file is not None and not read_only:
+            self._reserve = Reserve(self._file)
         try:
-            self._open()
+            self._on_full_disk(self._open)
         except BaseException:
             self.close()
             raise
+        self.keep_reserve()
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -120,6 +131,25 @@ class Database:
             with writer.begin() as connection:
                 connection.execute(select(schema.feed.c.last).with_for_update())
                 yield connection
+
+    def freeing(self, operation: Callable[[Connection], Result]) -> Result:
+        """What `operation` returns in a write transaction that takes rows away; also on a full disk.
+
+        Args:
+            operation: called again when it failed for want of disk space. Of at most `FREED` chunks,
+                so that the reserve is enough.
+        """
+
+        def transaction() -> Result:
+            with self.writing() as connection:
+                return operation(connection)
+
+        return self._on_full_disk(transaction)
+
+    def keep_reserve(self) -> None:
+        """Make sure that what `freeing` needs is there, if there is room now."""
+        if self._reserve is not None:
+            self._reserve.make()
 
     def require_writing(self) -> None:
         """Raise StoreError when this only reads."""
@@ -158,6 +188,19 @@ class Database:
                     f" {schema.REVISION}: " + ("open it for writing once" if known else "upgrade")
                 )
         self.create()
+
+    def _on_full_disk(self, operation: Callable[[], Result]) -> Result:
+        try:
+            return operation()
+        except StoreError:
+            if self._reserve is None or not self._reserve.is_needed() or not self._reserve.drop():
+                raise
+        assert self._file is not None
+        sqlite.empty_log(self._file)
+        try:
+            return operation()
+        finally:
+            self.keep_reserve()
 
     def _creation_lock(self) -> AbstractContextManager[None]:
         return nullcontext() if self._file is None else _file_lock(self._file)

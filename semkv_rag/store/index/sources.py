@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, delete, exists, insert, select
 
 from semkv_rag.store.index.chunks import pieces
-from semkv_rag.store.index.schema import source_chunks, sources
+from semkv_rag.store.index.schema import chunks, source_chunks, sources
 from semkv_rag.store.records import SourceInfo
 
 
@@ -69,12 +69,32 @@ def replace(
     return before - _listed(connection, before)
 
 
-def remove(
-    connection: Connection, model: str, namespace: str, names: Collection[str]
-) -> tuple[int, set[str]]:
-    """Remove sources; how many there were, and the chunks that no source lists any more."""
-    there, before = _remove(connection, model, namespace, names)
-    return there, before - _listed(connection, before)
+def own_chunks(
+    connection: Connection, model: str, namespace: str, names: Collection[str], limit: int
+) -> list[str]:
+    """At most `limit` of the stored chunks that only these sources list."""
+    asked = (
+        select(sources.c.id)
+        .where(sources.c.model == model, sources.c.namespace == namespace)
+        .where(sources.c.name.in_(names))
+    )
+    other = source_chunks.alias()
+    shared = exists().where(
+        other.c.chunk_id == source_chunks.c.chunk_id, other.c.source_id.not_in(asked)
+    )
+    own = (
+        select(source_chunks.c.chunk_id)
+        .distinct()
+        .join(chunks, chunks.c.id == source_chunks.c.chunk_id)
+        .where(source_chunks.c.source_id.in_(asked))
+        .where(~shared)
+    )
+    return list(connection.scalars(own.limit(limit)))
+
+
+def remove(connection: Connection, model: str, namespace: str, names: Collection[str]) -> int:
+    """Remove those of some sources that are there, and not their chunks; how many."""
+    return _remove(connection, model, namespace, names)[0]
 
 
 def _remove(

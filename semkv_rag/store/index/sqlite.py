@@ -4,8 +4,8 @@
 * A connection never creates the file. When somebody deletes it, reads and writes say so.
 * A deleted or replaced file is noticed at the next transaction: an open connection would go on in
   the file that has no name any more.
-* What stands in the database's place is looked at before SQLite opens it: SQLite would follow a link
-  to any file. It follows none in the place of the log's files.
+* What stands in the place of the database and of SQLite's own files is looked at before SQLite does:
+  it would follow a link to any database, wait for a pipe, and delete any file that a journal names.
 * Reading on a folder that cannot be written works, with or without the log's files beside it.
 """
 
@@ -16,7 +16,7 @@ import sqlite3
 import stat
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
@@ -24,9 +24,13 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from semkv_rag.errors import StoreError
+from semkv_rag.store.beneath import open_file
 
 BUSY_TIMEOUT_S = 60.0
 """How long a writer waits for its turn."""
+
+_JOURNAL_MAGIC: Final = bytes.fromhex("d9d505f920a163d7")
+"""The last bytes of a journal that names a super-journal."""
 
 _SYNCHRONOUS = {"durable": "FULL", "lazy": "NORMAL"}
 
@@ -84,13 +88,33 @@ def create(file: Path) -> None:
         connection.execute("PRAGMA journal_mode=WAL")
 
 
+def empty_log(file: Path) -> None:
+    """Give the space of the write-ahead log back, when nobody reads from it now."""
+    with (
+        suppress(sqlite3.Error),
+        closing(_open(file, "mode=rw", 1.0, immutable=False)) as connection,
+    ):
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
 def require_file(file: Path) -> None:
-    """Raise StoreError when something else than a file stands in a database's place."""
-    with suppress(FileNotFoundError):
-        if not stat.S_ISREG(file.lstat().st_mode):
-            raise StoreError(
-                f"{file} is a symbolic link or no file: remove it, or name another index"
-            )
+    """Look at what stands in the place of a database and of SQLite's own files, before it does.
+
+    Raises:
+        StoreError: a link, a pipe or the like; or a journal that has SQLite delete another file.
+    """
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        path = file.with_name(file.name + suffix)
+        with suppress(FileNotFoundError):
+            if not stat.S_ISREG(path.lstat().st_mode):
+                raise StoreError(f"{path} is a symbolic link or no file: remove it")
+    # A transaction over several databases leaves one: SQLite then deletes the file that it names. Ours
+    # are over one, and but for the making of a database they have no journal at all.
+    path = file.with_name(file.name + "-journal")
+    with suppress(FileNotFoundError), os.fdopen(open_file(path), "rb") as journal:
+        journal.seek(max(0, os.fstat(journal.fileno()).st_size - len(_JOURNAL_MAGIC)))
+        if journal.read() == _JOURNAL_MAGIC:
+            raise StoreError(f"{path} names another file, and is none of this store's: remove it")
 
 
 def _connect(file: Path, *, read_only: bool, busy_s: float) -> _Connection:
