@@ -86,7 +86,7 @@ def precompute(
     found = find_files(map(Path, paths))
 
     def read(file: DocumentFile) -> _Document:
-        text, markdown = read_document(file.path), is_markdown(file.path)
+        text, markdown = read_document(file.path, file.folder), is_markdown(file.path)
 
         def split(tokenizer: Any) -> list[str]:
             chunks = split_text(text, tokenizer, chunk_tokens, overlap, markdown)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from bs4 import BeautifulSoup, NavigableString
-
+from semkv_rag.corpus.html_text import MAX_HTML_BYTES, html_text
+from semkv_rag.corpus.opening import kind_in_words, open_document, read_whole
+from semkv_rag.corpus.pdf_text import pdf_text
 from semkv_rag.errors import CorpusError
+from semkv_rag.unicode_text import is_unicode
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +26,16 @@ class DocumentFile:
     (`manuals/pump/setup.md` for the folder `manuals`, wherever it stands): it stays the same when
     the folder moves, and says which sources are a folder's. A file that is given itself has its
     file name.
+
+    Attributes:
+        name: see above.
+        path: of the file.
+        folder: the given folder, resolved, that it must lie in; None for a file given itself.
     """
 
     name: str
     path: Path
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +44,8 @@ class FoundFiles:
 
     Attributes:
         documents: the files that can be read, in the order of the paths, sorted within a folder.
-        skipped: names of files in folders whose suffix no reader is for.
+        skipped: names of files in folders whose suffix no reader is for, and of links out of the
+            folder and what is no regular file; why is logged of the latter.
         folders: the names that the given folders' sources start with.
     """
 
@@ -46,11 +58,11 @@ def find_files(paths: Iterable[Path]) -> FoundFiles:
     """The documents under `paths`, which are files and folders.
 
     Folders are walked whole, without hidden files and folders, and without following links to
-    folders.
+    folders. A link to a file within its folder is a document under the link's name.
 
     Raises:
         CorpusError: a path does not exist or cannot be listed, a file that is given itself has a
-            suffix no reader is for, or two documents would have the same name.
+            suffix no reader is for or is no regular file, or two documents would have the same name.
     """
     documents: dict[str, DocumentFile] = {}
     skipped: list[str] = []
@@ -59,16 +71,22 @@ def find_files(paths: Iterable[Path]) -> FoundFiles:
         if not path.exists():
             raise CorpusError(f"{path} does not exist")
         root = path.resolve()
-        if path.is_dir():
+        if root.is_dir():
             folders.append(root.name + "/")
         elif not can_read(path):
             raise CorpusError(f"{path} cannot be read: use {', '.join(sorted(_READERS))}")
-        for file in _walk(root) if path.is_dir() else [root]:
+        folder = root if root.is_dir() else None
+        for file in _walk(root) if folder else [root]:
             name = file.relative_to(root.parent).as_posix()
-            if not can_read(file):
-                skipped.append(name)
+            reason = _unusable(name, file, folder)
+            if reason is not None and folder is None:
+                raise CorpusError(f"{_printable(str(path))} cannot be read: it is {reason}")
+            if reason is not None and can_read(file):
+                logger.warning("%s is left out: it is %s", _printable(name), reason)
+            if reason is not None or not can_read(file):
+                skipped.append(_printable(name))
                 continue
-            other = documents.setdefault(name, DocumentFile(name, file))
+            other = documents.setdefault(name, DocumentFile(name, file, folder))
             if other.path != file:
                 raise CorpusError(
                     f"{other.path} and {file} would both be called {name}: "
@@ -77,15 +95,38 @@ def find_files(paths: Iterable[Path]) -> FoundFiles:
     return FoundFiles(tuple(documents.values()), tuple(skipped), tuple(folders))
 
 
+def _unusable(name: str, file: Path, folder: Path | None) -> str | None:
+    """What a file is that can be no document, whatever is in it; None for others."""
+    if not is_unicode(name):
+        return "named in another encoding than UTF-8"
+    # The folders on the way are no links.
+    if (
+        folder is not None
+        and file.is_symlink()
+        and not Path(os.path.realpath(file)).is_relative_to(folder)
+    ):
+        return "a link that leads out of the given folder"
+    if file.is_file():
+        return None
+    return kind_in_words(file.stat().st_mode) if file.exists() else "a link to nothing"
+
+
+def _printable(name: str) -> str:
+    return name.encode(errors="backslashreplace").decode()
+
+
 def _walk(folder: Path) -> Iterator[Path]:
     def fail(error: OSError) -> None:
         raise CorpusError(f"{error.filename} cannot be listed: {error.strerror}")
 
-    for parent, folders, files in os.walk(folder, onerror=fail):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(files):
-            if not name.startswith("."):
-                yield Path(parent, name)
+    try:
+        for parent, folders, files in os.walk(folder, onerror=fail):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            for name in sorted(files):
+                if not name.startswith("."):
+                    yield Path(parent, name)
+    except RecursionError as error:
+        raise CorpusError(f"{folder} cannot be listed: its folders nest too deep") from error
 
 
 def can_read(path: Path) -> bool:
@@ -98,8 +139,11 @@ def is_markdown(path: Path) -> bool:
     return path.suffix.lower() in _MARKDOWN
 
 
-def read_document(path: Path) -> str:
+def read_document(path: Path, inside: Path | None = None) -> str:
     """The text of one document.
+
+    Args:
+        inside: a folder, resolved, that the file must lie in, whatever links lead to it.
 
     Raises:
         CorpusError: it cannot be read; the message says what is wrong with it.
@@ -108,13 +152,14 @@ def read_document(path: Path) -> str:
     if reader is None:
         raise CorpusError(f"{path.suffix or 'a file without suffix'} is not read")
     try:
-        return reader(path)
+        with open_document(path, inside) as file:
+            return reader(file)
     except OSError as error:
         raise CorpusError(error.strerror or str(error)) from error
 
 
-def _read_text(path: Path) -> str:
-    data = path.read_bytes()
+def _read_text(file: BinaryIO) -> str:
+    data = read_whole(file)
     encoding = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     try:
         text = data.decode(encoding)
@@ -125,56 +170,13 @@ def _read_text(path: Path) -> str:
     return text
 
 
-# What a browser sets apart, by the blank space it stands for.
-_BREAKS = {
-    "\n\n": re.compile(
-        "^(address|article|aside|blockquote|dd|div|dl|dt|fieldset|figcaption|figure|footer|form"
-        "|h[1-6]|header|hr|main|nav|ol|p|pre|section|table|title|ul)$"
-    ),
-    "\n": re.compile("^(br|caption|li|tr)$"),
-    " ": re.compile("^(td|th)$"),
-}
-_UNSEEN = ["script", "style", "template", "noscript", "svg"]
-
-
-def _read_html(path: Path) -> str:
-    # The parser finds the encoding by byte order mark, declaration or, failing both, by guessing.
-    soup = BeautifulSoup(path.read_bytes(), "html.parser")
-    for tag in soup(_UNSEEN):
-        tag.decompose()
-    for string in soup.find_all(string=True):
-        if string.find_parent("pre") is None and type(string) is NavigableString:
-            string.replace_with(NavigableString(re.sub(r"\s+", " ", string)))
-    for blank, tags in _BREAKS.items():
-        for tag in soup(tags):
-            tag.insert_after(blank)
-            if blank == "\n\n":
-                tag.insert_before(blank)
-    # One space at a line's start is left of the source's own line breaks; more is a `pre`'s.
-    lines = (re.sub(r"^ (?! )", "", line.rstrip()) for line in soup.get_text().splitlines())
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
-
-
-def _read_pdf(path: Path) -> str:
-    # A third of a second that each of an engine's processes would pay.
-    from pypdf import PdfReader
-
-    # pypdf has errors of its own, but a broken file also ends in KeyError, RecursionError and more.
-    try:
-        with PdfReader(path) as reader:
-            text = "\n\n".join(page.extract_text() for page in reader.pages).strip()
-    except OSError:
-        raise
-    except Exception as error:
-        raise CorpusError(f"broken or locked PDF: {error or type(error).__name__}") from error
-    if not text:
-        raise CorpusError("no text in the PDF: are its pages scanned images?")
-    return text
+def _read_html(file: BinaryIO) -> str:
+    return html_text(read_whole(file, MAX_HTML_BYTES))
 
 
 _MARKDOWN = (".md", ".markdown")
-_READERS: dict[str, Callable[[Path], str]] = {
+_READERS: dict[str, Callable[[BinaryIO], str]] = {
     **dict.fromkeys((".txt", ".text", ".rst", *_MARKDOWN), _read_text),
     **dict.fromkeys((".html", ".htm", ".xhtml"), _read_html),
-    ".pdf": _read_pdf,
+    ".pdf": pdf_text,
 }

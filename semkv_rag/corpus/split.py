@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +12,14 @@ from tokenizers import Tokenizer
 
 from semkv_rag.errors import OptionError
 from semkv_rag.reuse.tokens import TokenArray, token_array
+
+LONGEST_SENTENCE = 20_000
+"""Characters; longer text without the end of a line or sentence is cut here, at a space if it can be.
+
+The splitter takes time that is quadratic in the length of a sentence.
+"""
+
+_SENTENCE_END = re.compile(r"\n|[.!?]\s|[。！？]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +48,54 @@ def split_text(
     """
     check_sizes(size, overlap)
     kind = MarkdownSplitter if markdown else TextSplitter
+    splitter = kind.from_callback(_counter(tokenizer, size), size, overlap)
+    return [
+        TextChunk(part, first + start, first + start + len(part))
+        for first, end in _sections(text)
+        for start, part in splitter.chunk_indices(text[first:end])
+    ]
+
+
+def _counter(tokenizer: Any, size: int) -> Callable[[str], int]:
+    """Counts a text's tokens, of a text that has more than `size` perhaps only its beginning's.
+
+    The splitter asks for the length of all that is left wherever it finds no boundary.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if isinstance(backend, Tokenizer):
         # A truncating call leaves its setting in the tokenizer; it sets it anew at its next call.
         backend.no_truncation()
-        splitter = kind.from_huggingface_tokenizer(backend, size, overlap)
+
+        def count(part: str) -> int:
+            return len(backend.encode(part, add_special_tokens=False))
     else:
-        splitter = kind.from_callback(lambda part: len(tokenize(tokenizer, part)), size, overlap)
-    return [
-        TextChunk(part, start, start + len(part)) for start, part in splitter.chunk_indices(text)
-    ]
+
+        def count(part: str) -> int:
+            return len(tokenize(tokenizer, part))
+
+    # Cutting a text may change the tokens near the cut, so it must not be a near thing.
+    characters, enough = 8 * size + 512, size + 64
+
+    def at_least(part: str) -> int:
+        if len(part) > characters and (tokens := count(part[:characters])) > enough:
+            return tokens
+        return count(part)
+
+    return at_least
+
+
+def _sections(text: str) -> Iterator[tuple[int, int]]:
+    """Parts of the text to be split each by itself, first and end: the whole but for long sentences."""
+    first = sentence = 0
+    for end in (*(match.end() for match in _SENTENCE_END.finditer(text)), len(text)):
+        while end - sentence > LONGEST_SENTENCE:
+            cut = sentence + LONGEST_SENTENCE
+            space = text.rfind(" ", sentence + 1, cut)
+            sentence = cut if space < 0 else space
+            yield first, sentence
+            first = sentence
+        sentence = end
+    yield first, len(text)
 
 
 def check_sizes(size: int, overlap: int) -> None:

@@ -9,7 +9,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from semkv_rag.corpus import split_text
+from semkv_rag.corpus.split import LONGEST_SENTENCE
 from semkv_rag.errors import OptionError
+from tests.budget import BUDGET_SECONDS, cpu_seconds
 
 
 def word_tokenizer() -> PreTrainedTokenizerFast:
@@ -89,3 +91,48 @@ def test_nothing_but_white_space_is_lost(text: str, size: int, markdown: bool) -
 def test_sizes_that_make_no_sense_are_refused(size: int, overlap: int) -> None:
     with pytest.raises(OptionError, match="overlap"):
         split_text("text", word_tokenizer(), size, overlap)
+
+
+class Counting:
+    """A token for every two characters; counts the characters it was given."""
+
+    def __init__(self) -> None:
+        self.characters = 0
+
+    def encode(self, text: str, add_special_tokens: bool) -> range:
+        self.characters += len(text)
+        return range((len(text) + 1) // 2)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "markdown"), [("a", False), ("\u0301\u0334", False), ("> ", True), ("1.1", False)]
+)
+def test_what_is_measured_is_linear_in_the_text(pattern: str, markdown: bool) -> None:
+    """The splitter asks for the length of all that is left, where it finds no boundary."""
+    measured = []
+    for length in (50_000, 200_000):
+        tokenizer = Counting()
+        split_text((pattern * length)[:length], tokenizer, 512, 0, markdown)
+        measured.append(tokenizer.characters)
+    assert measured[1] < 5 * measured[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("markdown", [False, True])
+def test_a_sentence_without_end_takes_linear_time(markdown: bool) -> None:
+    text = "漢" * 500_000
+    assert cpu_seconds(lambda: split_text(text, Counting(), 512, 0, markdown)) < BUDGET_SECONDS
+
+
+def test_a_sentence_without_end_is_cut_at_spaces() -> None:
+    text = "a bc " * LONGEST_SENTENCE + ". The end ."
+    chunks = split_text(text, word_tokenizer(), size=1000)
+    assert all(chunk.text == text[chunk.start : chunk.end] for chunk in chunks)
+    assert " ".join(chunk.text for chunk in chunks).split() == text.split()
+    assert max(count(chunk.text) for chunk in chunks) <= 1000
+
+
+def test_a_text_of_sentences_is_not_cut_beforehand() -> None:
+    paragraph = " ".join(f"Sentence {n} of many ." for n in range(LONGEST_SENTENCE // 10))
+    (whole,) = split_text(paragraph, word_tokenizer(), size=LONGEST_SENTENCE)
+    assert whole.text == paragraph

@@ -204,7 +204,7 @@ def test_any_text_gets_an_answer(donor: str, prompt: str) -> None:
 def test_lexicon_refuses_contradictions() -> None:
     words = lexicon()
     assert words.canonical("purchased") == words.canonical("buys")
-    assert words.opposed(words.canonical("biggest"), words.canonical("smallest"))
+    assert words.canonical("smallest") in words.opposites(words.canonical("biggest"))
     lists = {
         "framing": [], "framing_before_question": [], "framing_before_noun": [], "framing_joints": [],
         "courtesies": [], "ignored": [], "markers": {"strong": []}, "prepositions": {},

@@ -9,6 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 _VOWELS = frozenset("aeiouy")
+_OPPOSING = ("un", "non", "in", "im", "il", "ir", "dis")
 
 
 def _by_form(classes: Mapping[str, Iterable[str]]) -> dict[str, str]:
@@ -49,12 +50,13 @@ class Lexicon:
             for word in (head, *others):
                 if self._synonyms.setdefault(word, head) != head:
                     raise ValueError(f"'{word}' stands in two lines of synonyms")
-        self._antonyms: set[frozenset[str]] = set()
+        self._antonyms: dict[str, set[str]] = {}
         for line in lists["antonyms"]["lines"]:
-            pair = frozenset(self.canonical(word.strip()) for word in line.split("|"))
-            if len(pair) != 2:
+            one, other = (self.canonical(word.strip()) for word in line.split("|"))
+            if one == other:
                 raise ValueError(f"'{line}' are synonyms and antonyms")
-            self._antonyms.add(pair)
+            self._antonyms.setdefault(one, set()).add(other)
+            self._antonyms.setdefault(other, set()).add(one)
         self.measures = frozenset(self.canonical(word) for word in lists["measures"]["words"])
 
     def canonical(self, word: str) -> str:
@@ -62,14 +64,11 @@ class Lexicon:
         stem = self.stem(word)
         return self._synonyms.get(stem, stem)
 
-    def opposed(self, one: str, other: str) -> bool:
-        """Whether two canonical words are opposites."""
-        if frozenset((one, other)) in self._antonyms:
-            return True
-        long, short = sorted((one, other), key=len, reverse=True)
-        return any(
-            long == prefix + short for prefix in ("un", "non", "in", "im", "il", "ir", "dis")
-        )
+    def opposites(self, word: str) -> set[str]:
+        """What stands for the opposite of a canonical word; may hold what is no word."""
+        longer = {prefix + word for prefix in _OPPOSING}
+        shorter = {word.removeprefix(prefix) for prefix in _OPPOSING if word.startswith(prefix)}
+        return self._antonyms.get(word, set()) | longer | shorter
 
     def stem(self, word: str) -> str:
         """A lower-case word without the endings of number, tense and participle."""

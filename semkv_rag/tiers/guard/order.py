@@ -108,7 +108,8 @@ def _run_behind(pieces: Sequence[Piece], start: int) -> int:
 
 def _genitive(pieces: list[Piece]) -> list[Piece]:
     """ "X of Y" becomes "Y X", the innermost first."""
-    while (at := max((i for i, p in enumerate(pieces) if p.kind is Kind.OF), default=-1)) >= 0:
+    # No run goes over an "of", so what is moved leaves those before it where they are.
+    for at in [i for i, piece in enumerate(pieces) if piece.kind is Kind.OF][::-1]:
         start, end = _run_before(pieces, at), _run_behind(pieces, at + 1)
         head, rest = pieces[start:at], pieces[at + 1 : end]
         pieces = pieces[:start] + rest + head + pieces[end:]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from semkv_rag.tiers.guard.lexicon import lexicon
+from semkv_rag.tiers.normalise import compatible
 
 _QUOTES = str.maketrans(
     {"’": "'", "‘": "'", "`": "'", "“": '"', "”": '"', "−": "-", "–": "-", "—": "-"}
@@ -75,7 +76,7 @@ def tokens(text: str) -> list[Token]:
     if any(unicodedata.category(character) == "No" for character in text):
         plain = text
     else:
-        plain = unicodedata.normalize("NFKC", text)
+        plain = compatible(text)
     plain = plain.translate(_QUOTES)
     for pattern, written in _CONTRACTIONS:
         plain = pattern.sub(written, plain)

@@ -14,9 +14,13 @@ from dataclasses import dataclass
 from semkv_rag.tiers.guard.lexicon import lexicon
 from semkv_rag.tiers.guard.order import ordered_kinds, same_order
 from semkv_rag.tiers.guard.reading import CONTENT, Kind, Piece, Reading, name_words, read
+from semkv_rag.tiers.normalise import compatible
 
 LONGEST_PROMPT = 4_000
-"""Characters; a longer prompt is vetoed: the checks are for questions, and some are quadratic."""
+"""Characters, as written and in the form NFKC, which may be 18 times as long.
+
+A longer prompt is vetoed: the checks are for questions, and some are quadratic.
+"""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ def veto(donor: str, prompt: str) -> Veto | None:
 
 
 def _veto(donor: str, prompt: str) -> Veto | None:
-    if max(len(donor), len(prompt)) > LONGEST_PROMPT:
+    if _too_long(donor) or _too_long(prompt):
         return Veto(f"a prompt is longer than {LONGEST_PROMPT:,} characters", "", "")
     names = name_words(donor) | name_words(prompt)
     one, other = read(donor, names), read(prompt, names)
@@ -53,6 +57,10 @@ def _veto(donor: str, prompt: str) -> Veto | None:
         if (found := check(one, other)) is not None:
             return found
     return None
+
+
+def _too_long(text: str) -> bool:
+    return len(text) > LONGEST_PROMPT or len(compatible(text)) > LONGEST_PROMPT
 
 
 _Check = Callable[[Reading, Reading], Veto | None]
@@ -124,10 +132,13 @@ def _opposites(donor: Reading, prompt: Reading) -> Veto | None:
     kinds = (Kind.WORD, Kind.TEMPORAL, Kind.STRONG, Kind.WEAK, Kind.QUANTIFIER, Kind.NEGATION)
     left, right = _leftovers(donor.of(*kinds), prompt.of(*kinds))
     words = lexicon()
+    places: dict[str, int] = {}
+    for place, other in enumerate(right):
+        places.setdefault(_word(other), place)
     for one in left:
-        for other in right:
-            if words.opposed(_word(one), _word(other)):
-                return Veto("opposites", one.text, other.text)
+        facing = [places[word] for word in words.opposites(_word(one)) if word in places]
+        if facing:
+            return Veto("opposites", one.text, right[min(facing)].text)
     return None
 
 
