@@ -169,4 +169,4 @@ def test_folders_that_nest_too_deep_are_refused(tmp_path: Path) -> None:
             find_files([tmp_path])
     finally:
         os.close(deep)
-        subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)
+        subprocess.run(["/bin/rm", "-rf", str(tmp_path / "d")], check=True)
