@@ -21,7 +21,7 @@ from semkv_rag.corpus import (
 )
 from semkv_rag.errors import OptionError
 from semkv_rag.store import KVStore
-from semkv_rag.store.identity import store_identity
+from semkv_rag.store.cache_key import cache_key
 
 if TYPE_CHECKING:
     from semkv_rag.engine import Engine
@@ -139,9 +139,7 @@ class LocalBackend:
         return self._engine.fingerprint
 
     def store_id(self) -> str:
-        # With the last change: what was stored when a cache saw it may have gone since.
-        store = self._store
-        return f"{store_identity(store)}/{self._namespace(None)}/{store.last_change()}"
+        return cache_key(self._store, self._engine.fingerprint, self._namespace(None))
 
     @property
     def _store(self) -> KVStore:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,8 +29,21 @@ def serve_command(
             exists=True,
             dir_okay=False,
             metavar="FILE",
-            help="A JSON object of API keys and the namespace of each; no other key is let in.",
+            help="A JSON object of tenants' API keys and the namespace of each.",
         ),
+    ] = None,
+    operator_key: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            metavar="FILE",
+            help="A file with the API key for what concerns all tenants, such as /metrics.",
+        ),
+    ] = None,
+    limits: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help="What one client may take, as JSON: see docs/serve.md."),
     ] = None,
     trust_request_namespace: Annotated[
         bool,
@@ -49,6 +62,7 @@ def serve_command(
     --max-model-len and all others. A request may choose preset, ratio and selector, or switch reuse off.
     """
     tier_options, encoders = options.tier_options(tiers, tier_encoder)
+    from semkv_rag.engine.limits import Limits
     from semkv_rag.engine.serve import serve
 
     code = serve(
@@ -59,11 +73,30 @@ def serve_command(
         namespace=namespace,
         api_key_namespaces=_read_api_keys(api_key_namespaces) if api_key_namespaces else None,
         trust_request_namespace=trust_request_namespace,
+        operator_key=_read_key(operator_key) if operator_key else None,
+        limits=Limits.from_mapping(_json_object("--limits", limits)),
         tiers=tier_options,
         encoders=encoders,
         vllm_args=context.args,
     )
     raise typer.Exit(code)
+
+
+def _read_key(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise OptionError(f"{path} is not read: {error}") from error
+
+
+def _json_object(option: str, text: str | None) -> dict[str, Any]:
+    try:
+        values = {} if text is None else json.loads(text)
+    except ValueError as error:
+        raise OptionError(f"{option} {text}: {error}; write a JSON object") from error
+    if not isinstance(values, dict):
+        raise OptionError(f"{option} {text}: write a JSON object")
+    return values
 
 
 def _read_api_keys(path: Path) -> dict[str, str]:
@@ -76,6 +109,6 @@ def _read_api_keys(path: Path) -> dict[str, str]:
         keys = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise OptionError(f"{path} is not read: {error}") from error
-    if not isinstance(keys, dict):
+    if not isinstance(keys, dict) or not keys:
         raise OptionError(f'{path} is not read: write {{"API key": "namespace", …}}')
     return {key: check_namespace(name) for key, name in keys.items()}

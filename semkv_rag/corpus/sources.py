@@ -6,6 +6,9 @@ from collections.abc import Iterable
 
 from semkv_rag.store import KVStore
 
+AT_ONCE = 64
+"""Sources that are removed in one transaction: other writers wait for it."""
+
 
 def forget_sources(store: KVStore, model: str, namespace: str, names: Iterable[str]) -> int:
     """Remove sources and the chunks that no other source has; how many sources were there.
@@ -13,7 +16,8 @@ def forget_sources(store: KVStore, model: str, namespace: str, names: Iterable[s
     Raises:
         StoreError: the store cannot be written.
     """
-    there = [name for name in names if store.source(model, namespace, name) is not None]
-    for name in there:
-        store.remove_source(model, namespace, name)
-    return len(there)
+    asked = list(names)
+    return sum(
+        store.remove_sources(model, namespace, asked[first : first + AT_ONCE])[0]
+        for first in range(0, len(asked), AT_ONCE)
+    )

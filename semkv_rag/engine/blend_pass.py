@@ -34,6 +34,7 @@ class BlendTask:
         tokens: the prompt's first `plan.covered` tokens.
         block_ids: the request's blocks, in order; they hold at least those tokens.
         start: the tokens before it are in the cache already.
+        end: where the tokens end that this step's forward computes behind the blend.
         images: whether images stand among these tokens: their placeholders are no text, so the
             tokens cannot be computed here.
     """
@@ -43,6 +44,7 @@ class BlendTask:
     tokens: list[int]
     block_ids: list[int]
     start: int
+    end: int = 0
     images: bool = False
 
     def key(self) -> bytes:

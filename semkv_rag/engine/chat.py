@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import uuid
 from argparse import Namespace
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,9 +32,11 @@ from vllm.renderers.hf import resolve_chat_template
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from semkv_rag.config import ReuseOptions
+from semkv_rag.engine.caller import CALLER, Caller
 from semkv_rag.engine.forced_tools import configure_tools
 from semkv_rag.engine.reporting import ReportingLLM
-from semkv_rag.engine.transfer import TRANSFER_FIELD
+from semkv_rag.engine.transfer import PARAMS_KEY, TRANSFER_FIELD
 from semkv_rag.errors import EngineError, OptionError, SemKVError
 
 
@@ -95,8 +96,7 @@ def has_chat_template(tokenizer: Any, given: str | None, config: ModelConfig) ->
 class ChatService:
     """vLLM's serving classes over a running engine. All of it runs in the engine's loop."""
 
-    def __init__(self, llm: ReportingLLM, state: State, model: str) -> None:
-        self._llm = llm
+    def __init__(self, state: State, model: str) -> None:
         self._chat = state.openai_serving_chat
         self._completion = state.openai_serving_completion
         self._model = model
@@ -106,32 +106,28 @@ class ChatService:
         """Make the serving classes; takes some tenths of a second."""
         state = State()
         await init_app_state(llm, state, settings.args, await llm.get_supported_tasks())
-        return cls(llm, state, settings.args.model)
+        return cls(state, settings.args.model)
 
     async def answer(
         self,
         prompt: str | Sequence[Mapping[str, Any]],
         fields: Mapping[str, Any],
-        transfer: Mapping[str, Any] | None,
+        reuse: ReuseOptions,
     ) -> dict[str, Any]:
-        """OpenAI's whole response, as its JSON.
+        """OpenAI's whole response, as its JSON. Runs in a task of its own.
 
         Args:
             prompt: text or messages.
             fields: the request's further fields.
-            transfer: its `kv_transfer_params`.
+            reuse: the request's options.
 
         Raises:
             OptionError: vLLM does not take the request.
             EngineError: the engine stopped.
         """
-        request_id = uuid.uuid4().hex
-        try:
-            with _errors():
-                request = self._request(prompt, fields, transfer, request_id=request_id)
-                response = await self._create(request)
-        finally:
-            self._llm.take_report(request_id)  # a whole answer has it already
+        CALLER.set(Caller(reuse.namespace, reuse))
+        with _errors():
+            response = await self._create(self._request(prompt, fields, reuse))
         answer: dict[str, Any] = response.model_dump()
         return answer
 
@@ -139,46 +135,38 @@ class ChatService:
         self,
         prompt: str | Sequence[Mapping[str, Any]],
         fields: Mapping[str, Any],
-        transfer: Mapping[str, Any] | None,
+        reuse: ReuseOptions,
     ) -> AsyncIterator[dict[str, Any]]:
         """The chunks of OpenAI's streamed response, then one with the report, as a server's.
 
-        As `answer`; the request is checked before this returns.
+        As `answer`; the request is checked before this returns. The chunks are for one task.
         """
-        request_id = uuid.uuid4().hex
+        caller = Caller(reuse.namespace, reuse)
+        CALLER.set(caller)
         with _errors():
-            request = self._request(
-                prompt,
-                {**fields, "stream": True, "stream_options": {"include_usage": True}},
-                transfer,
-                request_id=request_id,
-            )
-            events = await self._create(request)
-        return self._chunks(events, request_id)
+            streamed = {**fields, "stream": True, "stream_options": {"include_usage": True}}
+            events = await self._create(self._request(prompt, streamed, reuse))
+        return self._chunks(events, caller)
 
     async def _chunks(
-        self, events: AsyncIterator[str], request_id: str
+        self, events: AsyncIterator[str], caller: Caller
     ) -> AsyncIterator[dict[str, Any]]:
-        try:
-            async for event in events:
-                data = event.removeprefix("data: ").strip()
-                if data == "[DONE]":
-                    break
-                chunk = json.loads(data)
-                if "error" in chunk:
-                    raise _fault(chunk["error"])
-                yield chunk
-        finally:
-            report = self._llm.take_report(request_id)
-        yield {"choices": [], TRANSFER_FIELD: report}
+        CALLER.set(caller)  # of the task that reads
+        async for event in events:
+            data = event.removeprefix("data: ").strip()
+            if data == "[DONE]":
+                break
+            chunk = json.loads(data)
+            if "error" in chunk:
+                raise _fault(chunk["error"])
+            yield chunk
+        yield {"choices": [], TRANSFER_FIELD: caller.report}
 
     def _request(
         self,
         prompt: str | Sequence[Mapping[str, Any]],
         fields: Mapping[str, Any],
-        transfer: Mapping[str, Any] | None,
-        *,
-        request_id: str,
+        reuse: ReuseOptions,
     ) -> Any:
         kind: Any = CompletionRequest if isinstance(prompt, str) else ChatCompletionRequest
         if unknown := fields.keys() - kind.model_fields.keys():
@@ -189,8 +177,7 @@ class ChatService:
                 **fields,
                 **own,
                 "model": self._model,
-                "request_id": request_id,
-                TRANSFER_FIELD: transfer,
+                TRANSFER_FIELD: {PARAMS_KEY: reuse.to_mapping()},
             }
         )
 

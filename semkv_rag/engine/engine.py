@@ -48,7 +48,7 @@ from semkv_rag.engine.llm_capturer import LLMCapturer
 from semkv_rag.engine.reporting import ReportingLLM
 from semkv_rag.engine.scoring import Scored, score, tokens_of
 from semkv_rag.engine.tiering import Tiering
-from semkv_rag.engine.transfer import PARAMS_KEY
+from semkv_rag.engine.transfer import PARAMS_KEY, TRANSFER_FIELD
 from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.report import ReuseReport
 from semkv_rag.store import KVStore
@@ -372,7 +372,7 @@ class Engine(Closing):
         reuse: ReuseOptions | None,
     ) -> dict[str, Any]:
         service = await self._chat_service()
-        return await service.answer(prompt, fields or {}, self._transfer(reuse))
+        return await service.answer(prompt, fields or {}, reuse or self.reuse)
 
     async def _open(
         self,
@@ -381,7 +381,7 @@ class Engine(Closing):
         reuse: ReuseOptions | None,
     ) -> AsyncIterator[dict[str, Any]]:
         service = await self._chat_service()
-        return await service.open(prompt, fields or {}, self._transfer(reuse))
+        return await service.open(prompt, fields or {}, reuse or self.reuse)
 
     async def _chat_service(self) -> ChatService:
         async with self._service_lock:
@@ -391,8 +391,8 @@ class Engine(Closing):
                 self._service = await ChatService.start(self._llm, self._chat_settings)
             return self._service
 
-    def _transfer(self, reuse: ReuseOptions | None) -> dict[str, Any] | None:
-        return {PARAMS_KEY: (reuse or self.reuse).to_mapping()} if self._connected else None
+    def _transfer(self, reuse: ReuseOptions | None) -> dict[str, Any]:
+        return {PARAMS_KEY: (reuse or self.reuse).to_mapping()}
 
     # ---- what is done ahead ----------------------------------------------------------------
 
@@ -498,16 +498,13 @@ class Engine(Closing):
         """vLLM's sampling parameters with our wishes in them; everything is checked here."""
         fields = dict(sampling or {})
         extra = dict(fields.pop("extra_args", None) or {})
-        if (wishes := self._transfer(reuse)) is not None:
-            extra["kv_transfer_params"] = {**extra.get("kv_transfer_params", {}), **wishes}
+        extra[TRANSFER_FIELD] = {**extra.get(TRANSFER_FIELD, {}), **self._transfer(reuse)}
         try:
             if isinstance(fields.get("structured_outputs"), Mapping):
                 fields["structured_outputs"] = StructuredOutputsParams(
                     **fields["structured_outputs"]
                 )
-            return SamplingParams(
-                **fields, extra_args=extra or None, output_kind=RequestOutputKind.DELTA
-            )
+            return SamplingParams(**fields, extra_args=extra, output_kind=RequestOutputKind.DELTA)
         except (TypeError, ValueError, VLLMClientError) as error:
             raise OptionError(f"vLLM does not take these sampling parameters: {error}") from error
 

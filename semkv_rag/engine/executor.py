@@ -33,6 +33,7 @@ from semkv_rag.engine.kv_tap import KVTap
 from semkv_rag.engine.lull import Lull
 from semkv_rag.engine.model_view import Unservable, model_layers
 from semkv_rag.engine.paged import PagedKV
+from semkv_rag.engine.spoiling import Spoiling
 from semkv_rag.engine.transfer import BlendResult, StepMetadata
 from semkv_rag.errors import ChunkFileError
 from semkv_rag.store import ChunkFile
@@ -58,6 +59,7 @@ class BlendExecutor:
         self._ranks = 1
         self._blend_pass: BlendPass | None = None
         self._capture: ChunkCapture | None = None
+        self._spoiling: Spoiling | None = None
         self._lull = Lull()
         self._step: StepMetadata | None = None
         self._results: dict[str, BlendResult] = {}
@@ -79,10 +81,12 @@ class BlendExecutor:
                 self._config.scheduler_config.max_num_batched_tokens,
                 total=tensor_model_parallel_all_reduce,
             )
+            layouts = find_layouts(layers, tap, paged, runner.dtype)
+            self._spoiling = Spoiling(paged, layouts)
             self._capture = ChunkCapture(
                 self._root,
                 paged,
-                find_layouts(layers, tap, paged, runner.dtype),
+                layouts,
                 self._rank,
                 self._ranks,
                 self._lull,
@@ -115,6 +119,8 @@ class BlendExecutor:
             self._results[task.request_id] = self._blend(task, self._step.model)
 
     def end_step(self) -> None:
+        if self._step is not None and self._step.blends:
+            self._refuse_what_is_no_number(self._step.blends)
         if self._step is not None and self._step.captures and self._capture is not None:
             self._capture.keep(self._step.captures, self._step.model, self._failed_blocks)
         self._lull.step()
@@ -144,6 +150,23 @@ class BlendExecutor:
                 logger.exception("The prefill of a failed blend failed; vLLM computes the tokens")
                 self._leave_to_vllm(task)
         return BlendResult(task.request_id, None, error, bad)
+
+    def _refuse_what_is_no_number(self, blends: Sequence[BlendTask]) -> None:
+        """Have vLLM compute the requests whose KV has become NaN or infinite, and leave none of it."""
+        asked = [
+            task
+            for task in blends
+            if task.end > task.plan.covered and self._results[task.request_id].stats is not None
+        ]
+        if not asked or self._spoiling is None:
+            return
+        for task in self._spoiling.find(asked):
+            logger.warning("Stored KV gives no numbers; the request is computed")
+            self._failed_blocks.update(self._spoiling.clear(task))
+            chunks = tuple(dict.fromkeys(span.chunk_id for span in task.plan.spans))
+            self._results[task.request_id] = BlendResult(
+                task.request_id, None, "with the stored KV the model gives no numbers", chunks
+            )
 
     def _leave_to_vllm(self, task: BlendTask) -> None:
         """Have vLLM start the request again from the first token that was to be filled in."""

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LARGEST_FEATURE = 32768.0
+"""Features beyond are none of a sound model; in half precision they would overflow on their way."""
+
 HELD_BYTES = 256 << 20
 """States that were read for requests that then got no place: more are read again."""
 
@@ -215,11 +218,13 @@ class StateLookup:
         """That a state can stand for an image: vLLM would not start again from one that cannot.
 
         Raises:
-            StateFileError: it has another shape.
+            StateFileError: it has another shape, or values that no model makes of an image.
         """
         wanted = (_rows(feature), self._widths.get(feature.modality))
         if tuple(state.shape) != wanted:
             raise StateFileError(f"they are {list(state.shape)}, not {list(wanted)}")
+        if not state.abs().amax() <= LARGEST_FEATURE:
+            raise StateFileError(f"they hold values beyond {LARGEST_FEATURE}")
 
 
 def _rows(feature: MultiModalFeatureSpec) -> int:

@@ -16,6 +16,7 @@ from vllm.multimodal.inputs import PlaceholderRange
 from vllm.multimodal.media.base import MediaWithBytes
 from vllm.renderers.base import BaseRenderer
 
+from semkv_rag.engine.caller import CALLER, image_name
 from semkv_rag.reuse import ImageRows, image_key
 
 IMAGES_FIELD = "semkv_images"
@@ -25,12 +26,17 @@ IMAGES_FIELD = "semkv_images"
 def keep_images(renderer: BaseRenderer[Any]) -> None:
     """Have a renderer put the images of each prompt beside what it makes of them.
 
+    And have it keep apart what two tenants call by one name: vLLM takes a client's `uuid` for what an
+    image shows, and would give one tenant another's image.
+
     vLLM has no hook there: the images are gone once `_process_multimodal` returns.
     """
     process = renderer._process_multimodal_async
 
-    async def keeping(prompt: Any, mm_data: Any, *arguments: Any, **options: Any) -> Any:
-        rendered = await process(prompt, mm_data, *arguments, **options)
+    async def keeping(prompt: Any, mm_data: Any, **options: Any) -> Any:
+        if (caller := CALLER.get()) is not None and options.get("mm_uuids"):
+            options["mm_uuids"] = _own_names(options["mm_uuids"], caller.namespace)
+        rendered = await process(prompt, mm_data, **options)
         rendered[IMAGES_FIELD] = _pictures(mm_data)
         return rendered
 
@@ -55,6 +61,17 @@ def images_of(rendered: Mapping[str, Any]) -> list[ImageRows]:
         for identifier, place in zip(hashes[kind], places[kind], strict=True)
     ]
     return [image for _, image in sorted(found, key=itemgetter(0))]
+
+
+def _own_names(uuids: Mapping[str, Any], namespace: str) -> dict[str, Any]:
+    """The names that a client gave its images and the like, by modality, as its namespace's own."""
+
+    def own(given: Any) -> Any:
+        if isinstance(given, str):
+            return image_name(namespace, given)
+        return given if given is None else [own(one) for one in given]
+
+    return {modality: own(given) for modality, given in uuids.items()}
 
 
 def _pictures(mm_data: Mapping[str, Any]) -> list[Image.Image]:

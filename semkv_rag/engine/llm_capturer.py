@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextvars import Context
 from typing import Any
 
 from vllm import SamplingParams
@@ -151,7 +152,8 @@ class LLMCapturer:
         if not self._loop.is_running():
             work.close()
             raise EngineError("the engine is closed")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        # In no caller's name: whoever's request it is for, this is the engine's own work.
+        return Context().run(asyncio.run_coroutine_threadsafe, work, self._loop)
 
 
 def _about(item: CaptureItem, ticket: int) -> dict[str, Any]:

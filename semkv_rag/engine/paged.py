@@ -109,6 +109,17 @@ class PagedKV:
             for (cache, axis, rows), was in zip(places, saved, strict=True):
                 cache.index_copy_(axis, rows, was)
 
+    def clear(self, caches: Sequence[Tensor], blocks: Tensor) -> None:
+        """Fill whole blocks with zeros.
+
+        Args:
+            caches: each layer's paged cache.
+            blocks: [blocks], int64.
+        """
+        for cache in caches:
+            axis, rows = self._places(cache, blocks)
+            cache.view(CODES[cache.itemsize]).index_fill_(axis, rows, 0)
+
     def copy_blocks(
         self, caches: Sequence[Tensor], blocks: Tensor, new: NewTensor = _new
     ) -> Tensor:

@@ -3,7 +3,7 @@
 Called from vLLM's scheduler, all in one thread. For each request, in this order:
 
 * `new_request` once, when it arrives: its options are read, stored chunks are found in its prompt, the
-  plan is made, and the hashes of the blocks that the plan makes inexact are rewritten.
+  plan is made, and the hashes of the blocks that the plan makes inexact are salted.
 * `matched_tokens` whenever it is about to be scheduled, again after a preemption: no side effects.
 * `allocated` when it got its blocks: the blend of the coming step is noted.
 * `step` once for every step: the work of the workers.
@@ -12,10 +12,10 @@ Called from vLLM's scheduler, all in one thread. For each request, in this order
 
 **Prefix caching stays exact.** vLLM finds a cached block by a hash over its tokens and all before it.
 Blocks that hold blended KV must not be found by a request that did not ask for the same blend, so the
-hash of every block from the first inexact token on is hashed once more with the plan's digest; later
-blocks chain from these. Blocks before it are shared with ordinary requests. A namespace other than the
-default one gets its own hashes from the first block on: a tenant cannot tell from a fast answer what
-another one has asked.
+plan's digest goes into the hash of the block with the first inexact token, and with that into all behind
+it, those that fill up while the answer is decoded included (`block_hashes`). Blocks before it are shared
+with ordinary requests of the namespace. Namespaces are kept apart by vLLM's `cache_salt`, which a request
+has when it arrives here (`reporting`).
 
 **A block that is found may not be filled yet.** vLLM shares a block from the moment it is scheduled.
 For its own forward that is soon enough, but a blend runs before the forward: blocks that the same
@@ -34,15 +34,15 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from semkv_rag.config import DEFAULT_NAMESPACE, ReuseOptions
+from semkv_rag.config import ReuseOptions
 from semkv_rag.engine.blend_pass import BlendTask
+from semkv_rag.engine.block_hashes import salt_blocks
 from semkv_rag.engine.capture import CaptureTask
 from semkv_rag.engine.catalogue import Catalogue
 from semkv_rag.engine.fusion import take_fusion_report
-from semkv_rag.engine.fusion_ids import parse_identifier, state_identifier
+from semkv_rag.engine.fusion_ids import state_identifier
 from semkv_rag.engine.gate import GateReport
 from semkv_rag.engine.images import rows_of
 from semkv_rag.engine.transfer import (
@@ -50,6 +50,7 @@ from semkv_rag.engine.transfer import (
     CAPTURE_KEY,
     CAPTURED_KEY,
     NEAR_IMAGES_KEY,
+    OURS_ALONE,
     PARAMS_KEY,
     STORE_IMAGES_KEY,
     BlendResult,
@@ -154,15 +155,23 @@ class RequestPlanner:
 
     def new_request(self, request: Request) -> None:
         """Plan the request's reuse; nothing that goes wrong here may fail it."""
-        params = dict((request.kv_transfer_params or {}).get(PARAMS_KEY) or {})
+        try:
+            self._take(request)
+        except Exception as error:
+            logger.exception("A request could not be planned; it is computed")
+            report = ReuseReport(
+                kv_cache="skip",
+                prompt_tokens=request.num_prompt_tokens,
+                reason=f"planning failed: {error!r}",
+            )
+            self._requests[request.request_id] = _Tracked(request, self._defaults.namespace, report)
+
+    def _take(self, request: Request) -> None:
+        params, skip = self._params(request)
         capture = params.pop(CAPTURE_KEY, None)
         near = params.pop(NEAR_IMAGES_KEY, {})
         store_images = bool(params.pop(STORE_IMAGES_KEY, False))
         answer = int(params.pop(ANSWER_TOKENS_KEY, 0))
-        if not self._request_namespace:
-            params.pop("namespace", None)
-            capture = None
-        skip: str | None = None
         try:
             options = ReuseOptions.from_mapping(params, self._defaults)
         except OptionError as error:
@@ -180,8 +189,9 @@ class RequestPlanner:
             capture=capture,
         )
         self._requests[request.request_id] = tracked
-        if options.enabled and request.mm_features:
-            self._see_images(tracked, near, store=store_images)
+        names: list[str] = []
+        if skip is None and options.enabled and request.mm_features:
+            names = self._see_images(tracked, near, store=store_images)
         skip = skip or self._obstacle(request, options, capture)
         if skip is None:
             self._plan(tracked, options)
@@ -193,24 +203,48 @@ class RequestPlanner:
             own = plan is None or (capture["behind_exact"] and plan.is_exact_head)
             if skip is not None or not own:
                 tracked.capture = None
-        self._rewrite_hashes(tracked)
+        self._salt_blocks(tracked)
+        # Behind the hashing, which an image's name is part of.
+        for feature, name in zip(request.mm_features, names, strict=False):
+            feature.identifier = name
 
-    def _see_images(self, tracked: _Tracked, near: Mapping[str, str], *, store: bool) -> None:
-        """Note a request's images, and name them so that their features may be loaded and saved.
+    def _params(self, request: Request) -> tuple[dict[str, Any], str | None]:
+        """Our part of a request's `kv_transfer_params`, and why it is served plainly, or None.
+
+        Whatever stands there: a request is checked before it comes here, but nothing that comes here may
+        stop the engine.
+        """
+        transfer = request.kv_transfer_params
+        given = transfer.get(PARAMS_KEY) if isinstance(transfer, dict) else None
+        if not self._request_namespace:
+            known = given if isinstance(given, dict) else {}
+            return {name: known[name] for name in known if name not in OURS_ALONE}, None
+        if not isinstance(given, dict) or "namespace" not in given:
+            return {}, "the request has no namespace"
+        return dict(given), None
+
+    def _see_images(self, tracked: _Tracked, near: Mapping[str, str], *, store: bool) -> list[str]:
+        """Note a request's images; the names by which their features may be loaded and saved.
 
         Args:
             near: the keys of images that are taken for another one, and of that one.
             store: whether features that are computed are saved.
+
+        Returns:
+            One for each image and the like, in the prompt's order; none where no features are stored.
         """
+        names = []
         for feature in tracked.request.mm_features:
-            ref = parse_identifier(feature.identifier)  # of a copy, for another answer to it
-            key = image_key(feature.identifier) if ref is None else ref.key
+            # Not its identifier: that is the namespace's own, and a copy's (for another answer to the
+            # same request) is one of ours already.
+            key = image_key(feature.mm_hash or feature.identifier)
             donor = near.get(key) if self._fusion else None
             if donor is not None and tracked.first_near is None:
                 tracked.first_near = feature.mm_position.offset
             tracked.images.append(rows_of(donor or key, feature.mm_position))
             if self._fusion:
-                feature.identifier = state_identifier(tracked.namespace, key, donor, save=store)
+                names.append(state_identifier(tracked.namespace, key, donor, save=store))
+        return names
 
     def _obstacle(
         self, request: Request, options: ReuseOptions, capture: Mapping[str, Any] | None
@@ -262,15 +296,16 @@ class RequestPlanner:
             reason=reason if plan is None else None,
         )
 
-    def _rewrite_hashes(self, tracked: _Tracked) -> None:
-        hashes = tracked.request.block_hashes
-        if tracked.namespace != DEFAULT_NAMESPACE:
-            _salt(hashes, 0, b"namespace:" + tracked.namespace.encode())
+    def _salt_blocks(self, tracked: _Tracked) -> None:
+        """Have the blocks whose KV is not the tokens' own found by requests of the same plan only."""
+        salts: dict[int, bytes] = {}
         if tracked.first_near is not None:
             taken_for = "".join(image.key for image in tracked.images)
-            _salt(hashes, tracked.first_near // self._block_size, b"near:" + taken_for.encode())
+            salts[tracked.first_near // self._block_size] = b"near:" + taken_for.encode()
         if tracked.plan is not None and (first := tracked.plan.first_inexact) is not None:
-            _salt(hashes, first // self._block_size, b"plan:" + tracked.plan.digest())
+            block = first // self._block_size
+            salts[block] = salts.get(block, b"") + b"plan:" + tracked.plan.digest()
+        salt_blocks(tracked.request, salts)
 
     def matched_tokens(self, request: Request, computed: int) -> int:
         """How many tokens behind the first `computed` ones the blend pass will fill in."""
@@ -311,7 +346,8 @@ class RequestPlanner:
             filled = self._filled_by_forward(scheduled)
             for task in self._blends:
                 start = self._first_unfilled(task, filled)
-                metadata.blends.append(replace(task, start=start))
+                end = scheduled.get(task.request_id, (0, 0))[1]
+                metadata.blends.append(replace(task, start=start, end=end))
             self._blends = []
         for request_id, (_, end) in scheduled.items():
             tracked = self._requests.get(request_id)
@@ -402,12 +438,6 @@ class RequestPlanner:
         if tracked.captured:
             answer[CAPTURED_KEY] = True
         return answer
-
-
-def _salt(hashes: list[Any], first: int, salt: bytes) -> None:
-    """Hash every block hash from `first` on once more, with `salt`."""
-    for index in range(first, len(hashes)):
-        hashes[index] = sha256(bytes(hashes[index]) + salt).digest()
 
 
 def _scheduled_ranges(output: SchedulerOutput) -> dict[str, tuple[int, int]]:

@@ -1,34 +1,40 @@
-"""vLLM's engine client, with the tiers around it.
+"""vLLM's engine client: the one door through which requests enter, with the tiers around it.
 
-It keeps what vLLM's OpenAI layer leaves out of a streamed answer.
+Every request passes here, whatever route or method it comes from. Its namespace is settled (`caller`),
+what a client may choose is checked, and the namespace goes into vLLM's `cache_salt` and into the names of
+its images: so no cached block and no image's features are found across namespaces, on models that are
+served without reuse either.
 """
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm import RequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
+from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from semkv_rag.config import DEFAULT_NAMESPACE
+from semkv_rag.engine.caller import CALLER, admitted, cache_salt, image_name, wishes_of
 from semkv_rag.engine.images import keep_images
-from semkv_rag.engine.transfer import CAPTURED_KEY, PARAMS_KEY
+from semkv_rag.engine.transfer import CAPTURED_KEY, PARAMS_KEY, TRANSFER_FIELD
+from semkv_rag.errors import OptionError
 from semkv_rag.report import ReuseReport
 
 if TYPE_CHECKING:
     from semkv_rag.engine.tiering import Tiering
 
-REPORTS_KEPT = 10_000
 CAPTURE_PREFIX = "semkv-capture-"
 """Ids of requests that are not a caller's: they capture chunks."""
 
 
 class ReportingLLM(AsyncLLM):
-    """Looks requests up in the tiers, keeps each OpenAI answer's report until it is asked for, and knows
-    whether requests are under way.
+    """Admits requests, looks them up in the tiers, tells their callers the report, and knows whether
+    requests are under way.
 
     Attributes:
         active: requests under way, captures not counted.
@@ -40,9 +46,12 @@ class ReportingLLM(AsyncLLM):
         self.active = 0
         self.quiet_since = time.monotonic()
         self.tiering: Tiering | None = None
-        self._reports: OrderedDict[str, dict[str, Any]] = OrderedDict()
         super().__init__(*args, **kwargs)
         keep_images(self.renderer)
+        self._has_connector = self.vllm_config.kv_transfer_config is not None
+        self._hand_over = self.engine_core.add_request_async
+        # vLLM has no hook there. Whatever makes a request for the engine's process, it ends here.
+        self.engine_core.add_request_async = self._enter
 
     async def render(self, prompt: Any) -> Any:
         """A prompt as vLLM's OpenAI layer passes it on: tokens, with images as tensors.
@@ -57,6 +66,14 @@ class ReportingLLM(AsyncLLM):
     async def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
+        """As vLLM's.
+
+        Raises:
+            OptionError: an option of reuse cannot be used, or the request has no namespace.
+        """
+        caller = CALLER.get()
+        sampling_params = sampling_params.clone()
+        sampling_params.extra_args = admitted(sampling_params.extra_args, caller)
         counted = not request_id.startswith(CAPTURE_PREFIX)
         self.active += counted
         began = time.perf_counter()
@@ -75,7 +92,8 @@ class ReportingLLM(AsyncLLM):
                     if tiered is not None and PARAMS_KEY in params:
                         report = tiered.told(ReuseReport.from_mapping(params[PARAMS_KEY]))
                         params[PARAMS_KEY] = report.to_mapping()
-                    self._keep(request_id, params)
+                    if caller is not None:
+                        caller.report = params
                 yield output
         finally:
             if tiering is not None and tiered is not None:
@@ -85,14 +103,31 @@ class ReportingLLM(AsyncLLM):
                 self.active -= 1
                 self.quiet_since = time.monotonic()
 
-    def _keep(self, request_id: str, report: dict[str, Any]) -> None:
-        # vLLM's ids are `chatcmpl-ID` and `cmpl-ID-0`, with the ID of the request or its header.
-        kind, _, rest = request_id.partition("-")
-        if kind in ("chatcmpl", "cmpl"):
-            self._reports[rest.partition("-")[0]] = report
-            while len(self._reports) > REPORTS_KEPT:
-                self._reports.popitem(last=False)
+    async def _enter(self, request: EngineCoreRequest) -> None:
+        """Hand a request to the engine's process, in its namespace.
 
-    def take_report(self, request_id: str) -> dict[str, Any] | None:
-        """The report of the OpenAI request of this id (or `x-request-id`), once."""
-        return self._reports.pop(request_id, None)
+        Raises:
+            OptionError: it has none.
+        """
+        namespace = self._namespace_of(request)
+        request.cache_salt = cache_salt(namespace, request.cache_salt)
+        if namespace != DEFAULT_NAMESPACE and request.mm_features:
+            # Copies: the requests that an `n` above 1 makes share theirs.
+            request.mm_features = [
+                replace(feature, identifier=image_name(namespace, feature.identifier))
+                for feature in request.mm_features
+            ]
+        await self._hand_over(request)
+
+    def _namespace_of(self, request: EngineCoreRequest) -> str:
+        params = request.sampling_params
+        extra = (params.extra_args or {}) if params is not None else {}
+        wishes = wishes_of(extra.get(TRANSFER_FIELD))
+        if not self._has_connector:
+            # vLLM warns of what nobody takes.
+            extra.pop(TRANSFER_FIELD, None)
+        caller = CALLER.get()
+        namespace = wishes.get("namespace") if caller is None else caller.namespace
+        if namespace is None:
+            raise OptionError("the request has no namespace: it is not answered")
+        return str(namespace)

@@ -6,8 +6,9 @@
 * `POST /semkv/v1/forget`: remove sources.
 * `POST /semkv/v1/outcome`: whether the answer of the donor that a request explored would have done.
 
-The namespace is the tenant's, by the rule that requests follow (see `tenants`). API keys are checked
-here: vLLM checks them under `/v1` only.
+The namespace is the tenant's, by the rule that requests follow (see `tenants`); `front` has let the
+client in, and has read the body within its limits. What waits for the store waits in threads of these
+routes, none of which a request to the model ever needs.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -27,6 +28,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from semkv_rag.config import check_namespace
 from semkv_rag.corpus import (
     DEFAULT_CONTEXT,
     ContextMode,
@@ -35,15 +37,23 @@ from semkv_rag.corpus import (
     precompute_texts,
 )
 from semkv_rag.corpus.context import context_modes
+from semkv_rag.engine.caller import CALLER
+from semkv_rag.engine.limits import LimitError, Limits, UnderWay
 from semkv_rag.engine.llm_capturer import LLMCapturer
-from semkv_rag.engine.tenants import OWN, Tenancy, api_key, key_digest
+from semkv_rag.engine.tenants import OWN, Tenancy
 from semkv_rag.errors import OptionError, SemKVError
 from semkv_rag.report import Explored
-from semkv_rag.store.identity import store_identity
+from semkv_rag.store.cache_key import cache_key
 from semkv_rag.tiers import Cascade
 
-RUNS_AT_ONCE = 4
+T = TypeVar("T")
+
+RUNS_AT_ONCE = 8
+ASKED_AT_ONCE = 4
 HEARTBEAT_SECONDS = 5.0
+LEFT_POLL_SECONDS = 0.2
+FORGOTTEN_AT_ONCE = 64
+"""Sources that are removed before it is asked whether the client is still there."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -53,33 +63,35 @@ class Routes:
 
     Args:
         tenancy: the server's rule for namespaces.
+        limits: what a namespace may take.
         capturer: computes and stores.
         about: what `info` tells beside what it knows itself.
-        api_keys: who is let in; everybody when there are none.
         cascade: the tiers, or None.
     """
 
     def __init__(
         self,
         tenancy: Tenancy,
+        limits: Limits,
         capturer: LLMCapturer,
         about: Mapping[str, Any],
-        api_keys: Iterable[str],
         cascade: Cascade | None = None,
     ) -> None:
         self._tenancy = tenancy
+        self._limits = limits
         self._capturer = capturer
         self._about = about
         self._cascade = cascade
-        self._keys = {key_digest(key) for key in api_keys}
-        self._pool = ThreadPoolExecutor(RUNS_AT_ONCE, thread_name_prefix="semkv-precompute")
+        self._running = UnderWay(limits.runs, "calls of precompute and forget")
+        self._runs = ThreadPoolExecutor(RUNS_AT_ONCE, thread_name_prefix="semkv-run")
+        self._asked = ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="semkv-ask")
         self._stopping = threading.Event()
         self._app = Starlette(
             routes=[
-                Route(OWN + "info", self._guarded(self._info), methods=["GET"]),
-                Route(OWN + "precompute", self._guarded(self._precompute), methods=["POST"]),
-                Route(OWN + "forget", self._guarded(self._forget), methods=["POST"]),
-                Route(OWN + "outcome", self._guarded(self._outcome), methods=["POST"]),
+                Route(OWN + "info", _answered(self._info), methods=["GET"]),
+                Route(OWN + "precompute", _answered(self._precompute), methods=["POST"]),
+                Route(OWN + "forget", _answered(self._forget), methods=["POST"]),
+                Route(OWN + "outcome", _answered(self._outcome), methods=["POST"]),
             ]
         )
 
@@ -89,37 +101,29 @@ class Routes:
     def close(self) -> None:
         """Stop what runs; finished chunks are kept."""
         self._stopping.set()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        for pool in (self._runs, self._asked):
+            pool.shutdown(wait=True, cancel_futures=True)
 
-    def _guarded(self, handler: Handler) -> Handler:
-        """`handler` for those who are let in, with its errors as answers."""
+    def _namespace(self, wished: Any) -> str:
+        caller = CALLER.get()
+        assert caller is not None, "the routes stand behind `front`"
+        if wished is None or wished == caller.namespace:
+            return caller.namespace
+        if not self._tenancy.trust_request:
+            raise OptionError("the namespace comes from the server, not from the request")
+        return check_namespace(wished)
 
-        async def guarded(request: Request) -> Response:
-            key = api_key(request.headers)
-            if self._keys and (key is None or key_digest(key) not in self._keys):
-                return JSONResponse({"error": "Unauthorized"}, status_code=401)
-            try:
-                return await handler(request)
-            except OptionError as error:
-                return _failure(error, 400)
-            except SemKVError as error:
-                return _failure(error, 500)
-
-        return guarded
-
-    def _namespace(self, request: Request, wished: Any) -> str:
-        return self._tenancy.namespace_of(api_key(request.headers), wished)
+    async def _ask(self, question: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._asked, question)
 
     async def _info(self, request: Request) -> Response:
-        namespace = self._namespace(request, request.query_params.get("namespace"))
-        store = self._capturer.store
-        # With the last change: what was stored when a cache saw it may have gone since.
-        store_id = f"{store_identity(store)}/{namespace}/{store.last_change()}"
+        namespace = self._namespace(request.query_params.get("namespace"))
+        store, model = self._capturer.store, self._capturer.fingerprint
         return JSONResponse(
             {
-                "fingerprint": self._capturer.fingerprint,
+                "fingerprint": model,
                 "namespace": namespace,
-                "store_id": store_id,
+                "store_id": await self._ask(lambda: cache_key(store, model, namespace)),
                 **self._about,
             }
         )
@@ -127,43 +131,77 @@ class Routes:
     async def _forget(self, request: Request) -> Response:
         body = await _body(request, {"sources"}, {"namespace"})
         names = body["sources"]
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        if not isinstance(names, list) or not all(map(_is_text, names)):
             raise OptionError('sources is a list of names: {"sources": ["manual.md"]}')
         store, model = self._capturer.store, self._capturer.fingerprint
-        namespace = self._namespace(request, body.get("namespace"))
-        removed = await asyncio.to_thread(forget_sources, store, model, namespace, names)
+        namespace = self._namespace(body.get("namespace"))
+        left = threading.Event()
+
+        def work() -> int:
+            removed = 0
+            for first in range(0, len(names), FORGOTTEN_AT_ONCE):
+                if left.is_set() or self._stopping.is_set():
+                    break
+                some = names[first : first + FORGOTTEN_AT_ONCE]
+                removed += forget_sources(store, model, namespace, some)
+            return removed
+
+        with self._running.one(namespace), _leaving(request, left):
+            loop = asyncio.get_running_loop()
+            removed = await loop.run_in_executor(self._runs, work)
         return JSONResponse({"removed": removed})
 
     async def _outcome(self, request: Request) -> Response:
         body = await _body(request, {"explored", "correct"}, {"namespace"})
-        correct = body["correct"]
-        try:
-            explored = Explored(**body["explored"])
-        except TypeError as error:
-            raise OptionError("explored is what the request's report has there") from error
-        similarity = explored.similarity
-        sound = isinstance(similarity, int | float) and -1.01 < similarity < 1.01
-        if not isinstance(correct, bool) or not sound:
+        correct, explored = body["correct"], _explored(body["explored"])
+        if not isinstance(correct, bool):
             raise OptionError('an outcome is {"explored": …, "correct": true or false}')
-        if self._cascade is None:
+        if (cascade := self._cascade) is None:
             raise OptionError("the server was started without --tiers")
         # Whatever namespace stands in the report, outcomes are told of the tenant's own prompts.
-        own = replace(explored, namespace=self._namespace(request, body.get("namespace")))
-        noted = await asyncio.to_thread(self._cascade.record, own, correct=correct)
-        return JSONResponse({"noted": noted})
+        own = replace(explored, namespace=self._namespace(body.get("namespace")))
+        return JSONResponse(
+            {"noted": await self._ask(lambda: cascade.record(own, correct=correct))}
+        )
 
     async def _precompute(self, request: Request) -> Response:
         body = await _body(request, {"documents"}, {"namespace", "head", "context"})
         documents = _documents(body["documents"])
         head = body.get("head") or ""
-        if not isinstance(head, str):
+        if not _is_text(head):
             raise OptionError("head is a text")
-        namespace = self._namespace(request, body.get("namespace"))
+        namespace = self._namespace(body.get("namespace"))
         context = body.get("context", DEFAULT_CONTEXT)
-        if not isinstance(context, list | tuple):
+        if not isinstance(context, list | tuple) or not all(map(_is_text, context)):
             raise OptionError('context is a list of modes: ["head", "left"]')
-        events = self._run(documents, namespace, head, context_modes(context))
+        modes = context_modes(context)
+        room = await self._ask(lambda: self._room(namespace, {name for name, _ in documents}))
+        # Held until the stream has ended, whoever ends it.
+        held = ExitStack()
+        held.enter_context(self._running.one(namespace))
+        events = self._run(documents, namespace, head, modes, room, held)
         return StreamingResponse(events, media_type="text/event-stream")
+
+    def _room(self, namespace: str, names: set[str]) -> float:
+        """The bytes that a namespace may still store.
+
+        Raises:
+            LimitError: it may have no more sources, or no more bytes.
+        """
+        store, model, limits = self._capturer.store, self._capturer.fingerprint, self._limits
+        if limits.namespace_sources is not None:
+            there = {source.name for source in store.sources(model, namespace)}
+            if len(there | names) > limits.namespace_sources:
+                raise LimitError(
+                    f"the namespace may have {limits.namespace_sources} sources and has {len(there)}:"
+                    " remove some"
+                )
+        if limits.namespace_bytes is None:
+            return float("inf")
+        room = limits.namespace_bytes - sum(stats.bytes for stats in store.stats(namespace))
+        if room <= 0:
+            raise LimitError(f"the namespace may store {limits.namespace_bytes} bytes: remove some")
+        return room
 
     async def _run(
         self,
@@ -171,8 +209,15 @@ class Routes:
         namespace: str,
         head: str,
         context: Sequence[ContextMode],
+        room: float,
+        held: ExitStack,
     ) -> AsyncIterator[str]:
-        """The events of a run. Leaving it stops the run."""
+        """The events of a run. Leaving it stops the run.
+
+        Args:
+            room: bytes that it may store.
+            held: closed once it has ended.
+        """
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         left = threading.Event()
@@ -184,6 +229,10 @@ class Routes:
         def tell(progress: PrecomputeProgress) -> None:
             if left.is_set() or self._stopping.is_set():
                 raise SemKVError("the run was stopped")
+            if progress.bytes > room:
+                raise LimitError(
+                    f"the namespace may store {self._limits.namespace_bytes} bytes, which it has now"
+                )
             put({"progress": asdict(progress)})
 
         def work() -> None:
@@ -201,8 +250,10 @@ class Routes:
                 put({"error": {"message": str(error), "type": type(error).__name__}})
             finally:
                 put(None)
+                with suppress(RuntimeError):
+                    loop.call_soon_threadsafe(held.close)
 
-        self._pool.submit(work)
+        self._runs.submit(work)
         try:
             while True:
                 try:
@@ -217,6 +268,39 @@ class Routes:
             left.set()
 
 
+def _answered(handler: Handler) -> Handler:
+    """`handler`, with its errors as answers."""
+
+    async def answered(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except OptionError as error:
+            return _failure(error, 400)
+        except LimitError as error:
+            return _failure(error, 429)
+        except SemKVError as error:
+            return _failure(error, 500)
+
+    return answered
+
+
+@contextmanager
+def _leaving(request: Request, left: threading.Event) -> Iterator[None]:
+    """While it is entered, `left` is set once the client has gone."""
+
+    async def watch() -> None:
+        while not await request.is_disconnected():
+            await asyncio.sleep(LEFT_POLL_SECONDS)
+        left.set()
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        left.set()
+        watching.cancel()
+
+
 async def _body(request: Request, needed: set[str], optional: set[str]) -> dict[str, Any]:
     """The request's JSON object.
 
@@ -225,7 +309,7 @@ async def _body(request: Request, needed: set[str], optional: set[str]) -> dict[
     """
     try:
         body = await request.json()
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OptionError(f"the request is not JSON: {error}") from error
     if not isinstance(body, dict) or not needed <= body.keys() <= needed | optional:
         raise OptionError(
@@ -235,6 +319,30 @@ async def _body(request: Request, needed: set[str], optional: set[str]) -> dict[
     return body
 
 
+def _is_text(value: Any) -> bool:
+    """Whether a value out of JSON is a text. Halves of surrogate pairs, which JSON allows, are none."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _explored(given: Any) -> Explored:
+    try:
+        explored = Explored(**given)
+    except TypeError as error:
+        raise OptionError("explored is what the request's report has there") from error
+    similarity = explored.similarity
+    texts = (explored.namespace, explored.donor, explored.layer, explored.encoder)
+    sound = type(similarity) in (int, float) and -1.01 < similarity < 1.01
+    if not sound or not all(map(_is_text, texts)):
+        raise OptionError("explored is what the request's report has there")
+    return explored
+
+
 def _documents(given: Any) -> list[tuple[str, list[str]]]:
     return [_document(document) for document in (given if isinstance(given, list) else [None])]
 
@@ -242,9 +350,8 @@ def _documents(given: Any) -> list[tuple[str, list[str]]]:
 def _document(given: Any) -> tuple[str, list[str]]:
     match given:
         case {"name": str(name), "chunks": [*chunks]}:
-            texts = [text for text in chunks if isinstance(text, str)]
-            if len(texts) == len(chunks):
-                return name, texts
+            if _is_text(name) and all(map(_is_text, chunks)):
+                return name, chunks
     raise OptionError('documents is a list of {"name": "…", "chunks": ["text", …]}')
 
 

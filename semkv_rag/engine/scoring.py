@@ -29,17 +29,15 @@ async def score(
     prompt: Sequence[int],
     answer: Sequence[int],
     top: int,
-    wishes: Mapping[str, Any] | None,
+    wishes: Mapping[str, Any],
 ) -> list[Scored | None]:
     """See `Engine.score`.
 
     Args:
-        wishes: our `kv_transfer_params`, or None where no connector runs.
+        wishes: our `kv_transfer_params`.
     """
-    extra = None
-    if wishes is not None:
-        params = {**wishes[PARAMS_KEY], ANSWER_TOKENS_KEY: len(answer)}
-        extra = {TRANSFER_FIELD: {PARAMS_KEY: params}}
+    params = {**wishes[PARAMS_KEY], ANSWER_TOKENS_KEY: len(answer)}
+    extra = {TRANSFER_FIELD: {PARAMS_KEY: params}}
     try:
         sampling = SamplingParams(
             temperature=0.0,

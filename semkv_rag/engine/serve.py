@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,13 +24,15 @@ from semkv_rag.config import ReuseOptions
 from semkv_rag.engine.chat import has_chat_template, takes_images
 from semkv_rag.engine.fingerprint import config_fingerprint
 from semkv_rag.engine.forced_tools import configure_tools
+from semkv_rag.engine.front import Front
 from semkv_rag.engine.gate import GateReport, ask_gate
 from semkv_rag.engine.launch import WORKER, connect_fusion, transfer_config
+from semkv_rag.engine.limits import Limits
 from semkv_rag.engine.llm_capturer import LLMCapturer
 from semkv_rag.engine.model_view import config_obstacle
 from semkv_rag.engine.reporting import ReportingLLM
 from semkv_rag.engine.routes import Routes
-from semkv_rag.engine.tenants import Tenancy, TenantMiddleware
+from semkv_rag.engine.tenants import Tenancy
 from semkv_rag.engine.tiering import Tiering
 from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.store import KVStore
@@ -37,7 +40,10 @@ from semkv_rag.tiers import Cascade, Encoder, TierOptions
 
 logger = logging.getLogger(__name__)
 
-MIDDLEWARE = "semkv_rag.engine.tenants.TenantMiddleware"
+MIDDLEWARE = "semkv_rag.engine.front.Front"
+
+KEPT_TOGETHER = "VLLM_ENABLE_RESPONSES_API_STORE"
+"""With it vLLM keeps the responses of all clients in one place, by ids that a client may choose."""
 
 
 def serve(
@@ -49,6 +55,8 @@ def serve(
     namespace: str,
     api_key_namespaces: Mapping[str, str] | None,
     trust_request_namespace: bool,
+    operator_key: str | None = None,
+    limits: Limits | None = None,
     vllm_args: Sequence[str],
     tiers: TierOptions | None = None,
     encoders: Mapping[str, Encoder] | None = None,
@@ -59,9 +67,12 @@ def serve(
         model: a folder or a hub name.
         store: the store's folder; `index_url` its index, when that is elsewhere.
         reuse: the options of requests that bring none.
-        namespace: of requests whose API key has none of its own.
-        api_key_namespaces: API keys and the namespace of each; only these keys are let in then.
+        namespace: of the operator's requests, and of all where no key has one of its own.
+        api_key_namespaces: tenants' API keys and the namespace of each.
         trust_request_namespace: whether a request may name its namespace itself.
+        operator_key: the key for what concerns all tenants, such as `/metrics`. Keys that are given to
+            vLLM (`--api-key`) are the operator's too.
+        limits: what one client may take.
         vllm_args: options of vLLM's server, as on its command line.
         tiers: how whole prompts that resemble an earlier one are found and stored; None for not at
             all.
@@ -72,23 +83,32 @@ def serve(
         EngineError: vLLM does not accept the model.
         MissingExtraError: what the tiers need is not installed.
     """
-    keys = dict(api_key_namespaces or {})
-    tenancy = Tenancy.of_keys(namespace, keys, trust_request=trust_request_namespace, reuse=reuse)
     transfer = transfer_config(store, index_url=index_url, reuse=reuse, request_namespace=True)
     arguments = ["--model", model, *vllm_args, "--middleware", MIDDLEWARE]
-    if keys:
-        arguments += ["--api-key", *keys]
     if current_platform.is_cpu() and "--enforce-eager" not in vllm_args:
         arguments.append("--enforce-eager")
     connected = ["--worker-cls", WORKER, "--kv-transfer-config", json.dumps(transfer)]
     cli_env_setup()
     plain = _parse(arguments)
+    operator_keys = {*_take_keys(plain), *([operator_key] if operator_key is not None else [])}
+    tenancy = Tenancy.of_keys(
+        namespace,
+        api_key_namespaces or {},
+        operator_keys,
+        trust_request=trust_request_namespace,
+        reuse=reuse,
+    )
+    if api_key_namespaces and getattr(vllm.envs, KEPT_TOGETHER):
+        raise OptionError(f"{KEPT_TOGETHER} is set: vLLM does not keep it apart by key; unset it")
     obstacle = _obstacle(plain)
-    args = plain if obstacle is not None else _parse([*arguments, *connected])
+    args = plain
+    if obstacle is None:
+        args = _parse([*arguments, *connected])
+        _take_keys(args)
     shelf = KVStore(store, index_url=index_url)
     _log_as_vllm_does()
     try:
-        asyncio.run(_run(args, tenancy, shelf, obstacle, tiers, encoders))
+        asyncio.run(_run(args, tenancy, limits or Limits(), shelf, obstacle, tiers, encoders))
     except KeyboardInterrupt:
         return 130
     finally:
@@ -113,6 +133,23 @@ def _parse(arguments: Sequence[str]) -> Namespace:
     return args
 
 
+def _take_keys(args: Namespace) -> list[str]:
+    """vLLM's own API keys, taken out of its settings: `Front` checks them, on every route.
+
+    vLLM checks them under some paths only, and knows of no tenants.
+
+    Raises:
+        OptionError: `--root-path` is not one that the routes can be told by.
+    """
+    root = args.root_path or ""
+    if root and (not root.startswith("/") or root.endswith("/")):
+        raise OptionError(f"--root-path is {root!r}: begin it with / and end it without")
+    keys = [key for key in (args.api_key or [vllm.envs.VLLM_API_KEY]) if key]
+    args.api_key = None
+    os.environ.pop("VLLM_API_KEY", None)
+    return keys
+
+
 def _obstacle(args: Namespace) -> str | None:
     """Why this model starts without our connector, in words, or None."""
     try:
@@ -128,6 +165,7 @@ def _obstacle(args: Namespace) -> str | None:
 async def _run(
     args: Namespace,
     tenancy: Tenancy,
+    limits: Limits,
     store: KVStore,
     obstacle: str | None,
     tiers: TierOptions | None,
@@ -152,8 +190,8 @@ async def _run(
                 cascade = Cascade(store, capturer.fingerprint, tiers, encoders)
                 await asyncio.to_thread(cascade.load)
                 llm.tiering = Tiering(cascade, capturer, llm)
-            routes = _routes(llm, args, tenancy, capturer, gate)
-            TenantMiddleware.configure(tenancy, llm.take_report, routes)
+            routes = _routes(llm, args, tenancy, limits, capturer, gate)
+            Front.configure(tenancy, limits, routes)
             await llm.reset_mm_cache()
             stopped = await build_and_serve(llm, address, sock, args)
             try:
@@ -181,7 +219,12 @@ def _capturer(llm: ReportingLLM, args: Namespace, store: KVStore, gate: GateRepo
 
 
 def _routes(
-    llm: ReportingLLM, args: Namespace, tenancy: Tenancy, capturer: LLMCapturer, gate: GateReport
+    llm: ReportingLLM,
+    args: Namespace,
+    tenancy: Tenancy,
+    limits: Limits,
+    capturer: LLMCapturer,
+    gate: GateReport,
 ) -> Routes:
     """The server's own routes; completes the arguments of vLLM's chat on the way."""
     config = llm.vllm_config
@@ -193,7 +236,5 @@ def _routes(
         ),
         "obstacle": None if gate.servable else gate.reason,
     }
-    # As vLLM's own authentication finds them.
-    keys = [key for key in (args.api_key or [vllm.envs.VLLM_API_KEY]) if key]
     cascade = None if llm.tiering is None else llm.tiering.cascade
-    return Routes(tenancy, capturer, about, keys, cascade)
+    return Routes(tenancy, limits, capturer, about, cascade)

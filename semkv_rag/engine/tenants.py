@@ -1,51 +1,74 @@
-"""Who asks: what a request over HTTP may say of its reuse, and whose chunks it gets.
+"""Who may ask what: the rule for API keys and namespaces.
 
-An ASGI layer in front of vLLM's OpenAI server. A client may set a request's options
-(`kv_transfer_params: {"semkv": {"ratio": …}}`); they are checked here, so that a mistake is an answer
-400 with the fix in it. The namespace is the server's to decide: its configuration, or the API key. The
-layer writes it into every request, over whatever stood there, unless the operator trusts requests.
-
-vLLM leaves the reuse report out of streamed answers: the layer adds it, as one more chunk with no
-choices, before `[DONE]`.
+A key belongs to a tenant, with a namespace of its own, or to the operator. A tenant may ask for what
+concerns itself alone; everything else that the server has, and whatever a later vLLM adds, is the
+operator's. Without any key there is one tenant, who is the operator too.
 """
 
 from __future__ import annotations
 
-import json
-import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from blake3 import blake3
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semkv_rag.config import DEFAULT_NAMESPACE, ReuseOptions, check_namespace
-from semkv_rag.engine.transfer import PARAMS_KEY, TRANSFER_FIELD
 from semkv_rag.errors import OptionError
 
 OWN = "/semkv/v1/"
-GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+"""Where the server's own routes are."""
 
-TakeReport: TypeAlias = Callable[[str], dict[str, Any] | None]
-"""The report of the request whose id holds this string, once it is answered."""
+OPEN = frozenset({"/health", "/ping"})
+"""Whether the server lives: for load balancers, which have no key."""
+
+OF_TENANTS = frozenset(
+    {
+        "/classify",
+        "/detokenize",
+        "/generative_scoring",
+        "/pooling",
+        "/rerank",
+        "/score",
+        "/tokenize",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+        "/v1/chat/completions",
+        "/v1/chat/completions/batch",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/models",
+        "/v1/realtime",
+        "/v1/rerank",
+        "/v1/responses",
+        "/v1/score",
+        "/v1/systemone",
+        "/v2/embed",
+        "/v2/rerank",
+        "/version",
+        *(OWN + name for name in ("info", "precompute", "forget", "outcome")),
+    }
+)
+"""What a tenant may ask for: routes that answer the one who asks and tell of nobody else."""
 
 
 @dataclass(frozen=True)
 class Tenancy:
-    """The server's rule for namespaces.
+    """The server's rule for keys and namespaces.
 
     Attributes:
-        namespace: of requests whose API key has none of its own.
-        by_api_key: namespaces by the BLAKE3 digest of an API key.
+        namespace: of the operator's requests, and of all where there are no keys.
+        by_api_key: tenants' namespaces by the digest of their key.
+        operator_keys: digests of the operator's keys.
         trust_request: whether a request may name its namespace itself.
         reuse: the options of requests that bring none.
     """
 
     namespace: str = DEFAULT_NAMESPACE
     by_api_key: Mapping[bytes, str] = field(default_factory=dict)
+    operator_keys: frozenset[bytes] = frozenset()
     trust_request: bool = False
     reuse: ReuseOptions = field(default_factory=ReuseOptions)
 
@@ -54,189 +77,68 @@ class Tenancy:
         cls,
         namespace: str,
         api_keys: Mapping[str, str],
+        operator_keys: Iterable[str] = (),
         *,
         trust_request: bool,
         reuse: ReuseOptions,
     ) -> Tenancy:
-        """The rule for API keys in plain text."""
-        by_digest = {key_digest(key): check_namespace(name) for key, name in api_keys.items()}
-        return cls(check_namespace(namespace), by_digest, trust_request, reuse)
-
-    def apply(self, body: dict[str, Any], api_key: str | None) -> None:
-        """Check the options in a request's body and write its namespace there.
+        """The rule for keys in plain text.
 
         Raises:
-            OptionError: an option is unknown, has an impossible value, or is not the client's.
+            OptionError: a key is empty or stands for two, or a namespace cannot be one.
         """
-        if _holds(body.get("vllm_xargs"), TRANSFER_FIELD):
-            raise OptionError(f"{TRANSFER_FIELD} stands in the request itself, not in vllm_xargs")
-        transfer = body.get(TRANSFER_FIELD)
-        transfer = {} if transfer is None else transfer
-        wishes = transfer.get(PARAMS_KEY, {}) if isinstance(transfer, dict) else None
-        if not isinstance(wishes, dict):
-            raise OptionError(
-                f'{TRANSFER_FIELD} is an object: {{"{PARAMS_KEY}": {{"ratio": 0.15}}}}'
-            )
-        namespace = self.namespace_of(api_key, wishes.get("namespace"))
-        given = {**wishes, "namespace": namespace}
-        ReuseOptions.from_mapping(given, self.reuse)
-        body[TRANSFER_FIELD] = {**transfer, PARAMS_KEY: given}
+        operators = list(operator_keys)
+        for key in (*api_keys, *operators):
+            if not key or not key.isprintable() or key != key.strip():
+                raise OptionError(
+                    "an API key is empty or holds blanks at its ends or what cannot be printed"
+                )
+        if both := set(api_keys) & set(operators):
+            raise OptionError(f"{len(both)} API keys are a tenant's and the operator's: use others")
+        return cls(
+            check_namespace(namespace),
+            {key_digest(key): check_namespace(name) for key, name in api_keys.items()},
+            frozenset(map(key_digest, operators)),
+            trust_request,
+            reuse,
+        )
 
-    def namespace_of(self, api_key: str | None, wished: Any) -> str:
+    @property
+    def wants_key(self) -> bool:
+        """Whether there are keys at all."""
+        return bool(self.by_api_key or self.operator_keys)
+
+    def knows(self, key: str | None) -> bool:
+        """Whether whoever shows this key is let in."""
+        if not self.wants_key:
+            return True
+        digest = None if key is None else key_digest(key)
+        return digest in self.by_api_key or digest in self.operator_keys
+
+    def allows(self, key: str | None, path: str) -> bool:
+        """Whether whoever shows this key, which is known, may ask for this path.
+
+        Args:
+            path: as the server's router sees it.
+        """
+        tenant = key is not None and key_digest(key) in self.by_api_key
+        return not tenant or path in OF_TENANTS or path in OPEN
+
+    def namespace_of(self, key: str | None, wished: Any = None) -> str:
         """Whose chunks a request is about; `wished` is what it says itself, or None.
 
         Raises:
             OptionError: it may not say so, or it cannot be a namespace.
         """
-        if wished is not None:
-            if not self.trust_request:
-                raise OptionError("the namespace comes from the server, not from the request")
-            return check_namespace(wished)
-        own = self.by_api_key.get(key_digest(api_key)) if api_key else None
-        return own or self.namespace
+        own = self.by_api_key.get(key_digest(key)) if key else None
+        own = own or self.namespace
+        if wished is None or wished == own:
+            return own
+        if not self.trust_request:
+            raise OptionError("the namespace comes from the server, not from the request")
+        return check_namespace(wished)
 
 
-def key_digest(api_key: str) -> bytes:
-    """What is kept of an API key."""
-    return blake3(api_key.encode()).digest()
-
-
-class TenantMiddleware:
-    """The ASGI layer; vLLM's server makes one, from `configure`'s settings."""
-
-    tenancy = Tenancy()
-    take_report: TakeReport = staticmethod(lambda request_id: None)
-    routes: ASGIApp | None = None
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    @classmethod
-    def configure(cls, tenancy: Tenancy, take_report: TakeReport, routes: ASGIApp) -> None:
-        """vLLM makes a middleware with nothing but the app, so its settings stand on the class.
-
-        Args:
-            routes: what answers under `/semkv/v1/`.
-        """
-        cls.tenancy = tenancy
-        cls.routes = staticmethod(routes)
-        cls.take_report = staticmethod(take_report)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self.routes is not None and _path(scope).startswith(OWN):
-            await self.routes(scope, receive, send)
-            return
-        if scope["type"] != "http" or scope["method"] != "POST":
-            await self._app(scope, receive, send)
-            return
-        raw = await _read(receive)
-        try:
-            body = json.loads(raw)
-        except ValueError:
-            body = None  # vLLM says what is wrong with it
-        if isinstance(body, dict):
-            try:
-                if _path(scope) in GENERATING:
-                    self.tenancy.apply(body, api_key(Headers(scope=scope)))
-                    raw = json.dumps(body).encode()
-                else:
-                    _refuse_params(body)
-            except OptionError as error:
-                fault = {"message": str(error), "type": "BadRequestError", "code": 400}
-                await JSONResponse({"error": fault}, status_code=400)(scope, receive, send)
-                return
-        request_id = uuid.uuid4().hex
-        headers = MutableHeaders(scope=scope)
-        headers["content-length"] = str(len(raw))
-        headers["x-request-id"] = request_id
-        stream = _ReportingStream(send, lambda: self.take_report(request_id))
-        await self._app(scope, _replay(raw, receive), stream.send)
-
-
-def _path(scope: Scope) -> str:
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
-
-
-def _refuse_params(value: Any) -> None:
-    """No other way in: a request to any other route must not bring our parameters at all.
-
-    Raises:
-        OptionError: it does.
-    """
-    if isinstance(value, dict):
-        if _holds(value.get(TRANSFER_FIELD), PARAMS_KEY):
-            raise OptionError(
-                f"{TRANSFER_FIELD} of {PARAMS_KEY} is taken by {', '.join(GENERATING)}"
-            )
-        for inner in value.values():
-            _refuse_params(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            _refuse_params(inner)
-
-
-def _holds(value: Any, key: str) -> bool:
-    """Whether a client's value, which may be anything, is an object with this key."""
-    return isinstance(value, dict) and key in value
-
-
-class _ReportingStream:
-    """Passes an answer on, and puts the reuse report into a stream of events before its end."""
-
-    def __init__(self, send: Send, take_report: Callable[[], dict[str, Any] | None]) -> None:
-        self._send = send
-        self._take_report = take_report
-        self._events = False
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            kind = Headers(raw=message["headers"]).get("content-type", "")
-            self._events = kind.startswith("text/event-stream")
-        elif self._events and b"data: [DONE]" in message.get("body", b""):
-            before, mark, behind = message["body"].partition(b"data: [DONE]")
-            report = self._take_report()
-            if report is not None:
-                chunk = {
-                    "id": "",
-                    "object": "semkv.report",
-                    "created": 0,
-                    "model": "",
-                    "choices": [],
-                }
-                event = json.dumps({**chunk, TRANSFER_FIELD: report})
-                before += f"data: {event}\n\n".encode()
-            message = {**message, "body": before + mark + behind}
-        elif not message.get("more_body", False):
-            self._take_report()  # an answer in one piece has it already; forget it
-        await self._send(message)
-
-
-async def _read(receive: Receive) -> bytes:
-    parts = []
-    more = True
-    while more:
-        message = await receive()
-        parts.append(message.get("body", b""))
-        more = message.get("more_body", False)
-    return b"".join(parts)
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives `body` first, then what comes (a disconnect)."""
-    given = False
-
-    async def replay() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replay
-
-
-def api_key(headers: Headers) -> str | None:
-    """The API key that came with a request."""
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    return key if scheme.lower() == "bearer" and key else headers.get("x-api-key")
+def key_digest(key: str) -> bytes:
+    """What is kept of an API key. Digests are compared, so that times tell nothing of a key."""
+    return blake3(key.encode("utf-8", "surrogatepass")).digest()

@@ -48,6 +48,11 @@ STORE_IMAGES_KEY = "store_images"
 """In our params: whether the features of this request's images are stored. Only the engine's own
 process sets it, as it does with `near_images`."""
 
+OURS_ALONE = frozenset(
+    {"namespace", CAPTURE_KEY, NEAR_IMAGES_KEY, ANSWER_TOKENS_KEY, STORE_IMAGES_KEY}
+)
+"""In our params: what only the engine's own process may set, and a client of another server may not."""
+
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from semkv_rag.errors import ChunkFileError, StoreError
 from semkv_rag.reuse.tokens import TokenArray, token_array
+from semkv_rag.store.finite import is_finite, raw_bytes
 from semkv_rag.store.header import (
     FORMAT,
-    KINDS,
+    MAX_TOKENS,
     ChunkHeader,
     check_entries,
-    chunk_id,
+    fault_of,
     header_of,
     layer_names,
     metadata_of,
@@ -39,7 +40,7 @@ def write_chunk(
         layers: K and V of every layer, each `[tokens, kv_heads, head_dim]`.
 
     Raises:
-        StoreError: header and tensors do not fit each other.
+        StoreError: header and tensors do not fit each other, or a tensor holds NaN or infinity.
         OSError: the file could not be written (disk full); nothing of it is left.
     """
     return write_tensors(Path(path), FORMAT, metadata_of(header), _tensors(header, layers))
@@ -84,10 +85,11 @@ class ChunkFile(TensorFile):
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V of a layer, each `[tokens, kv_heads, head_dim]` on the CPU, checksums verified.
 
-        The tensors own their memory: they stay valid after `close`.
+        All numbers are finite. The tensors own their memory: they stay valid after `close`.
 
         Raises:
-            ChunkFileError: the bytes are not those that were written, or there is no such layer.
+            ChunkFileError: the bytes are not those that were written, hold NaN or infinity, or there is
+                no such layer.
         """
         if not 0 <= index < self.header.layers:
             raise self._error(f"has no layer {index}: it holds {self.header.layers}")
@@ -120,10 +122,10 @@ class ChunkFile(TensorFile):
 
 def _tensors(header: ChunkHeader, layers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
     """All tensors of a file by name, in file order, checked against the header."""
-    if header.id != chunk_id(header.model, header.namespace, header.context, header.tokens):
-        raise StoreError(f"chunk {header.id[:16]}: the id is not that of its tokens")
-    if header.kind not in KINDS or not 0 <= header.rank < header.world_size:
-        raise StoreError(f"chunk {header.id[:16]}: kind or rank cannot be")
+    if fault := fault_of(header):
+        raise StoreError(f"chunk {header.id[:16]} cannot be stored: {fault}")
+    if max(len(header.tokens), len(header.context)) > MAX_TOKENS:
+        raise StoreError(f"chunk {header.id[:16]} is too long: it may have {MAX_TOKENS} tokens")
     if len(layers) != header.layers or not layers or not len(header.tokens):
         raise StoreError(f"chunk {header.id[:16]}: it has {len(layers)} layers of {header.layers}")
     tensors = {
@@ -138,5 +140,7 @@ def _tensors(header: ChunkHeader, layers: Sequence[tuple[Tensor, Tensor]]) -> di
                     f"chunk {header.id[:16]}: {name} is {list(tensor.shape)} {tensor.dtype}, not"
                     f" [{len(header.tokens)}, kv_heads, head_dim] {header.dtype}"
                 )
-            tensors[name] = tensor.detach().cpu().contiguous()
+            tensors[name] = stored = tensor.detach().cpu().contiguous()
+            if not is_finite(stored, raw_bytes(stored)):
+                raise StoreError(f"chunk {header.id[:16]}: {name} holds NaN or infinity")
     return tensors

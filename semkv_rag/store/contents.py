@@ -13,12 +13,13 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from semkv_rag.errors import StoreError
+from semkv_rag.store.beneath import file_bytes
 from semkv_rag.store.chunk_file import ChunkFile
 from semkv_rag.store.gone import BATCH, GoneFile
 from semkv_rag.store.index import chunks
 from semkv_rag.store.index.chunks import FoundChunk
 from semkv_rag.store.index.database import Database
-from semkv_rag.store.layout import chunk_path, identity
+from semkv_rag.store.layout import chunk_path, chunk_paths, identity
 from semkv_rag.store.records import ChunkKey, ChunkRecord
 
 
@@ -28,12 +29,6 @@ class Contents:
     def __init__(self, root: Path, database: Database) -> None:
         self.root = root
         self._database = database
-
-    def paths(self, key: ChunkKey, ranks: int) -> list[Path]:
-        """A chunk's files, one for each rank."""
-        return [
-            chunk_path(self.root, key.model, key.namespace, key.id, rank) for rank in range(ranks)
-        ]
 
     def pages(self, model: str | None, namespace: str | None) -> Iterator[list[ChunkRecord]]:
         """All records in the order of their ids; each list is of one moment."""
@@ -57,10 +52,10 @@ class Contents:
                 header = file.header
             if header.namespace != key.namespace:
                 return None
-            size = sum(path.stat().st_size for path in self.paths(key, header.world_size))
-        except (StoreError, OSError):
+        except StoreError:
             return None
-        return FoundChunk(header, size)
+        sizes = self._sizes(key, header.world_size)
+        return None if None in sizes else FoundChunk(header, sum(filter(None, sizes)))
 
     def add(self, keys: Iterable[ChunkKey]) -> set[str]:
         """Promise those of the chunks whose files are there; their ids."""
@@ -72,7 +67,7 @@ class Contents:
                 still_there = [
                     chunk
                     for key, chunk in found
-                    if all(path.exists() for path in self.paths(key, chunk.header.world_size))
+                    if None not in self._sizes(key, chunk.header.world_size)
                 ]
                 chunks.put(connection, still_there)
             taken.update(chunk.header.id for chunk in still_there)
@@ -84,6 +79,10 @@ class Contents:
         return [
             GoneFile(record.id, path, seen)
             for record in records
-            for path in self.paths(record, record.ranks)
+            for path in chunk_paths(self.root, record, record.ranks)
             if (seen := identity(path))
         ]
+
+    def _sizes(self, key: ChunkKey, ranks: int) -> list[int | None]:
+        """Of a chunk's files; None for one that is not there."""
+        return [file_bytes(path) for path in chunk_paths(self.root, key, ranks)]

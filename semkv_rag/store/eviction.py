@@ -50,7 +50,7 @@ def evict(
             gone += stored_states.drop(
                 connection, [v for v in victims if isinstance(v, StateRecord)]
             )
-        unlink(database, gone)
+        unlink(database, contents.root, gone)
         if not victims:
             return evicted
         evicted += [record.id for record in victims]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sqlalchemy import Connection
+
+from semkv_rag.store.beneath import remove_if_possible
 from semkv_rag.store.index import chunks, states
 from semkv_rag.store.index.database import Database
-from semkv_rag.store.layout import Identity, identity
+from semkv_rag.store.layout import Identity, chunk_paths, identity, state_paths
 
 BATCH = 256
 """What is added or removed in one transaction: little enough that other writers do not wait."""
@@ -23,12 +26,21 @@ class GoneFile:
     identity: Identity
 
 
-def unlink(database: Database, gone: Sequence[GoneFile]) -> None:
+def unlink(database: Database, root: Path, gone: Sequence[GoneFile]) -> None:
     """Remove files, unless somebody promised or wrote them again meanwhile."""
     for batch in chunks.pieces(gone, BATCH):
-        ids = {file.id for file in batch}
         with database.writing() as connection:
-            back = chunks.present(connection, ids) | states.present(connection, ids)
+            kept = promised(connection, root, {file.id for file in batch})
             for file in batch:
-                if file.id not in back and identity(file.path) == file.identity:
-                    file.path.unlink(missing_ok=True)
+                if file.path not in kept and identity(file.path) == file.identity:
+                    remove_if_possible(file.path)
+
+
+def promised(connection: Connection, root: Path, ids: Collection[str]) -> set[Path]:
+    """The files that the index promises of chunks and states with these ids."""
+    paths: set[Path] = set()
+    for chunk in chunks.find(connection, ids):
+        paths.update(chunk_paths(root, chunk, chunk.ranks))
+    for state in states.find(connection, ids):
+        paths.update(state_paths(root, state))
+    return paths

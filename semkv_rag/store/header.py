@@ -5,6 +5,8 @@ Pure: no file is touched here. docs/store.md is the specification.
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,13 +15,18 @@ from typing import Final
 import torch
 from blake3 import blake3
 
+from semkv_rag.config import check_namespace
 from semkv_rag.errors import ChunkFileError
 from semkv_rag.reuse.tokens import TokenArray, token_array
-from semkv_rag.store.tensor_file import FileFormat, TensorEntry
+from semkv_rag.store.tensor_file import FileFormat, TensorEntry, dtype_name
 
 FORMAT: Final = FileFormat("semkv.chunk", 1, "chunk file", ChunkFileError)
 KINDS: Final = ("document", "head", "prompt")
 TOKEN_TENSORS: Final = ("tokens", "context")
+MAX_RANKS: Final = 1024
+MAX_TOKENS: Final = 1 << 24
+"""Of a chunk, and of its context: they are read whole when its file is opened."""
+_MODEL: Final = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z_.-]{0,127}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,9 +127,37 @@ def header_of(metadata: Mapping[str, str], tokens: TokenArray, context: TokenArr
         )
     except (KeyError, ValueError) as error:
         raise ChunkFileError(f"its header cannot be understood: {error!r}") from error
-    if chunk_id(header.model, header.namespace, context, tokens) != header.id:
-        raise ChunkFileError("its tokens are not those that its id was made of")
+    if fault := fault_of(header):
+        raise ChunkFileError(fault)
     return header
+
+
+def fault_of(header: ChunkHeader) -> str | None:
+    """What cannot be in a header, in words; None when it can stand in a file and in the index."""
+    try:
+        check_owner(header.model, header.namespace, header.created_at)
+    except ValueError as error:
+        return str(error)
+    if chunk_id(header.model, header.namespace, header.context, header.tokens) != header.id:
+        return "its tokens are not those that its id was made of"
+    if header.kind not in KINDS:
+        return f"its kind is {header.kind!r}"
+    if not 0 <= header.rank < header.world_size <= MAX_RANKS:
+        return f"it cannot be rank {header.rank} of {header.world_size}"
+    return None
+
+
+def check_owner(model: str, namespace: str, created_at: float) -> None:
+    """What headers of chunks and of states have in common can stand in the index.
+
+    Raises:
+        ValueError: it cannot; says what.
+    """
+    if not _MODEL.fullmatch(model):
+        raise ValueError(f"its model {model[:16]!r} cannot be a fingerprint")
+    check_namespace(namespace)
+    if not (math.isfinite(created_at) and created_at >= 0):
+        raise ValueError(f"it cannot have been made at {created_at}")
 
 
 def check_entries(metadata: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> None:
@@ -138,11 +173,13 @@ def check_entries(metadata: Mapping[str, str], entries: Mapping[str, TensorEntry
     if entries.keys() != expected or layers < 1:
         raise ChunkFileError(f"its tensors are not those of {layers} layers")
     tokens = entries["tokens"].shape[:1]
-    dtype = getattr(torch, metadata["dtype"])
     for name, entry in entries.items():
         if name in TOKEN_TENSORS:
             fits = entry.dtype is torch.int32 and len(entry.shape) == 1
+            fits = fits and entry.shape[0] <= MAX_TOKENS
         else:
-            fits = entry.dtype is dtype and len(entry.shape) == 3 and entry.shape[:1] == tokens
+            fits = len(entry.shape) == 3 and entry.shape[:1] == tokens
+            fits = fits and entry.dtype is not torch.int32
+            fits = fits and dtype_name(entry.dtype) == metadata["dtype"]
         if not fits:
             raise ChunkFileError(f"its tensor {name} does not fit the header")

@@ -1,34 +1,79 @@
-"""What tells a store from every other one, for the keys of caches."""
+"""What tells a store from every other one, for the keys of caches.
+
+The name is published, so nothing but a name of ours is taken from the folder: whoever can write to it
+could otherwise have the text of any file published.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from semkv_rag.store.kv_store import KVStore
+from blake3 import blake3
 
-FILE = "store.id"
+from semkv_rag.store.beneath import open_file
+
+if TYPE_CHECKING:
+    from semkv_rag.store.kv_store import KVStore
+
+FILE: Final = "store.id"
+_NAME: Final = re.compile(rb"[0-9a-f]{32}")
 
 
 def store_identity(store: KVStore) -> str:
     """The store's own name, kept in its folder: another one after the folder was made anew.
 
-    A store that can only be read and has none yet is named by its path.
+    32 hex digits. A store is named by its path when it can only be read and has none yet, or when what
+    stands in its place is none.
     """
     path = store.root / FILE
-    with suppress(OSError):
-        return path.read_text(encoding="ascii")
+    with suppress(FileNotFoundError):
+        return _read(path) or _of_path(store.root)
     made = uuid.uuid4().hex
     draft = store.root / f".{FILE}.{made}"
     try:
-        draft.write_text(made, encoding="ascii")
+        with os.fdopen(open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+            file.write(made.encode())
         try:
             os.link(draft, path)  # does nothing where another process was first
         finally:
             draft.unlink()
-        return path.read_text(encoding="ascii")
     except FileExistsError:
-        return path.read_text(encoding="ascii")
+        pass
     except OSError:
-        return str(store.root)
+        return _of_path(store.root)
+    with suppress(FileNotFoundError):  # somebody took it away at once
+        return _read(path) or _of_path(store.root)
+    return _of_path(store.root)
+
+
+def is_sound(root: Path) -> bool:
+    """Whether a store's name stands in its place, or nothing yet."""
+    try:
+        return _read(root / FILE) is not None
+    except FileNotFoundError:
+        return True
+
+
+def _read(path: Path) -> str | None:
+    """The name in a file, or None when there is none in it.
+
+    Raises:
+        FileNotFoundError: there is no file.
+    """
+    try:
+        with os.fdopen(open_file(path), "rb") as file:
+            content = file.read(64)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return None
+    return content.decode() if _NAME.fullmatch(content) else None
+
+
+def _of_path(root: Path) -> str:
+    return blake3(os.fsencode(root)).hexdigest(16)

@@ -136,10 +136,10 @@ class KVStore(Closing):
         with self._database.reading() as connection:
             return feed.read(connection, model, since)
 
-    def last_change(self) -> int:
-        """A number that is another one after every chunk that came or went: for caches' keys."""
+    def last_change(self, model: str, namespace: str) -> int:
+        """A number that is another one after every chunk of a namespace that came or went."""
         with self._database.reading() as connection:
-            return feed.last(connection)
+            return feed.last_of(connection, model, namespace)
 
     def remove(self, model: str, namespace: str, ids: Iterable[str]) -> int:
         """Remove chunks, rows first, then files; how many were there. Sources go on listing them."""
@@ -148,7 +148,7 @@ class KVStore(Closing):
             with self._database.writing() as connection:
                 found = chunks.records(connection, batch, model, namespace)
                 gone = self._contents.drop(connection, found)
-            unlink(self._database, gone)
+            unlink(self._database, self.root, gone)
             removed += len(found)
         return removed
 
@@ -196,17 +196,25 @@ class KVStore(Closing):
             unlisted = sources.replace(connection, model, namespace, name, digest, chunk_ids)
             found = chunks.records(connection, unlisted, model, namespace)
             gone = self._contents.drop(connection, found)
-        unlink(self._database, gone)
+        unlink(self._database, self.root, gone)
         return len(found)
 
     def remove_source(self, model: str, namespace: str, name: str) -> int:
         """Remove a document and the chunks that no other source lists; how many that were."""
+        return self.remove_sources(model, namespace, [name])[1]
+
+    def remove_sources(self, model: str, namespace: str, names: Sequence[str]) -> tuple[int, int]:
+        """Remove documents and the chunks that no other source lists, in one transaction.
+
+        Returns:
+            How many documents there were, and how many chunks went.
+        """
         with self._database.writing() as connection:
-            unlisted = sources.remove(connection, model, namespace, name)
+            there, unlisted = sources.remove(connection, model, namespace, names)
             found = chunks.records(connection, unlisted, model, namespace)
             gone = self._contents.drop(connection, found)
-        unlink(self._database, gone)
-        return len(found)
+        unlink(self._database, self.root, gone)
+        return there, len(found)
 
     def stats(self, namespace: str | None = None) -> list[NamespaceStats]:
         """Counts and bytes of each model and namespace that has something stored."""
@@ -216,13 +224,14 @@ class KVStore(Closing):
     def verify(
         self, *, repair: bool = False, progress: Callable[[int, int], None] | None = None
     ) -> VerifyReport:
-        """Read every promised file and compare all checksums; others may use the store meanwhile.
+        """Read every promised file and compare it with its checksums and the index; others may use the
+        store meanwhile.
 
         Temporary files of writers that were killed are removed once they are old.
 
         Args:
-            repair: drop the chunks and states whose files are missing or damaged, and promise the
-                sound files that the index does not know.
+            repair: drop the chunks and states whose files are missing or damaged, put right what the
+                index says, promise the sound files that it does not know, and remove what is of no use.
             progress: called with the chunks done and all of them.
         """
         return verify(

@@ -203,10 +203,11 @@ class Problem:
     """Something `verify` found.
 
     Attributes:
-        kind: `missing`, `damaged` (a promised file; the index is wrong about it), `orphan` (a sound
-            file that the index does not know, or that a newer version wrote) or `debris` (a file
-            that is of no use).
-        path: the file, relative to the store's root.
+        kind: `missing` or `damaged` (a promised file, or the index), `stale` (a sound file of whose
+            size or kind the index says something else), `orphan` (a sound file that the index does not
+            know, or that a newer version wrote) or `debris` (what is of no use: a broken file, a link).
+        path: the file, relative to the store's root, or `index`. What a terminal would not print is
+            escaped, here and in `text`.
         text: what is wrong, in words.
     """
 

@@ -14,11 +14,12 @@ from sqlalchemy import Connection
 from torch import Tensor
 
 from semkv_rag.errors import StateFileError
+from semkv_rag.store.beneath import file_bytes, status
 from semkv_rag.store.gone import BATCH, GoneFile, unlink
 from semkv_rag.store.index import states
 from semkv_rag.store.index.chunks import pieces
 from semkv_rag.store.index.database import Database
-from semkv_rag.store.layout import identity, state_path
+from semkv_rag.store.layout import identity, state_path, state_paths
 from semkv_rag.store.records import StateRecord
 from semkv_rag.store.state_file import StateFile, StateHeader, state_id, write_state
 
@@ -60,7 +61,7 @@ class StoredStates:
             StoreError: the file is torn, altered, or another model's or image's.
         """
         path = self.path(model, namespace, key)
-        if not path.exists():
+        if status(path) is None:
             return None
         with StateFile(path, model=model, state_id=state_id(model, namespace, key)) as file:
             return file.state()
@@ -97,7 +98,7 @@ class StoredStates:
             with self._database.writing() as connection:
                 found = states.find(connection, batch)
                 gone = self.drop(connection, found)
-            unlink(self._database, gone)
+            unlink(self._database, self.root, gone)
             removed += len(found)
         return removed
 
@@ -107,7 +108,7 @@ class StoredStates:
             found = [(path, record) for path in batch if (record := _record(path))]
             with self._database.writing() as connection:
                 # Looked at again under the lock: an eviction may have been under way.
-                there = [record for path, record in found if path.exists()]
+                there = [record for path, record in found if file_bytes(path) is not None]
                 states.put(connection, there)
 
     def drop(self, connection: Connection, records: Sequence[StateRecord]) -> list[GoneFile]:
@@ -116,8 +117,8 @@ class StoredStates:
         return [
             GoneFile(record.id, path, seen)
             for record in records
-            if (path := state_path(self.root, record.model, record.namespace, record.id))
-            and (seen := identity(path))
+            for path in state_paths(self.root, record)
+            if (seen := identity(path))
         ]
 
 

@@ -14,6 +14,7 @@ than hashing a map, and a file that is truncated meanwhile is an error here and 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -23,17 +24,20 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, BinaryIO, ClassVar, Final
 
 import torch
 from torch import Tensor
-from xxhash import xxh3_64_hexdigest
+from xxhash import xxh3_64, xxh3_64_hexdigest
 
 from semkv_rag.closing import Closing
 from semkv_rag.errors import StoreError, StoreVersionError
+from semkv_rag.store.beneath import NotAFileError, folder_of, open_file
+from semkv_rag.store.finite import is_finite, raw_bytes
 
 MAX_HEADER_BYTES: Final = 4 << 20
 TEMPORARY_SUFFIX: Final = ".tmp"
+_PIECE_BYTES: Final = 16 << 20
 
 # The header checksum stands at a fixed place, so that it covers every byte behind it as it stands.
 _PREFIX: Final = b'{"__metadata__":{"xxh3":"'
@@ -92,34 +96,44 @@ def write_tensors(
 
     Written under a temporary name in the same folder, synced, renamed, and the folder synced: once
     this returns the file survives a power cut. A killed writer leaves at most a temporary file,
-    which `KVStore.verify` takes away. Folders are made as needed.
+    which `KVStore.verify` takes away; a live one holds a lock on it. Folders are made as needed.
 
     Args:
-        path: where it goes; a file there is replaced.
+        path: where it goes; a file there is replaced, and so is a link.
         metadata: what the file says of itself.
         tensors: contiguous CPU tensors by name, in the order in which they follow.
 
     Raises:
-        OSError: the file could not be written (disk full); nothing of it is left.
+        OSError: the file could not be written (disk full, a folder of the store that is a link);
+            nothing of it is left.
     """
     head = _encode(file_format, metadata, tensors)
-    _make_folder(path.parent)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
-    try:
-        with temporary.open("xb") as file:
-            file.write(head)
-            for tensor in tensors.values():
-                file.write(_raw_bytes(tensor))
-            file.flush()
-            os.fsync(file.fileno())
-            size = file.tell()
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+    with folder_of(path, make=True) as folder:
+        temporary, file = _temporary_file(path.name, folder)
+        try:
+            with file:
+                file.write(head)
+                for tensor in tensors.values():
+                    file.write(raw_bytes(tensor))
+                file.flush()
+                os.fsync(file.fileno())
+                size = file.tell()
+                os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
+        os.fsync(folder)
     return size
+
+
+def lock_abandoned(handle: int) -> bool:
+    """Lock an open temporary file, so that it can be removed; False when its writer is alive."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # also of a file system without locks: nobody knows
+        return False
+    return True
 
 
 class TensorFile(Closing):
@@ -138,11 +152,11 @@ class TensorFile(Closing):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         try:
-            # Looked at before it is opened: opening a pipe would wait for its writer.
-            if not self.path.is_file():
-                what = "is not a file" if self.path.exists() else "is missing"
-                raise self._error(what)
-            self._file = self.path.open("rb", buffering=0)
+            self._file = open(open_file(self.path), "rb", buffering=0)  # noqa: PTH123, SIM115 - a handle, closed by close
+        except FileNotFoundError:
+            raise self._error("is missing") from None
+        except NotAFileError as error:
+            raise self._error(str(error.strerror)) from None
         except OSError as error:
             raise self._error(f"cannot be opened: {error.strerror}") from error
         try:
@@ -165,13 +179,20 @@ class TensorFile(Closing):
         """Keep what the file says of itself, or raise the format's error when it cannot be."""
 
     def verify(self) -> None:
-        """Read every tensor and compare its checksum.
+        """Read every tensor, compare its checksum, and look for NaN and infinity.
 
         Raises:
-            StoreError: one differs; the format's own error.
+            StoreError: one differs or is not finite; the format's own error.
         """
-        for name in self._entries:
-            self._tensor(name)
+        for name, entry in self._entries.items():
+            hasher, finite = xxh3_64(), True
+            # Piece by piece: a forged file's tensor may be larger than the memory.
+            for begin in range(entry.begin, entry.end, _PIECE_BYTES):
+                count = min(_PIECE_BYTES, entry.end - begin) // entry.dtype.itemsize
+                piece, content = self._numbers(entry.dtype, (count,), begin)
+                hasher.update(content)
+                finite = finite and is_finite(piece, content)
+            self._require_sound(name, hasher.hexdigest(), finite)
 
     def close(self) -> None:
         """Close the file; may be called again."""
@@ -229,14 +250,31 @@ class TensorFile(Closing):
             )
 
     def _tensor(self, name: str) -> Tensor:
-        """A tensor, on the CPU, in memory of its own, its checksum verified."""
+        """A tensor, on the CPU, in memory of its own, its checksum verified and all of it finite."""
         entry = self._entries[name]
-        tensor = torch.empty(entry.shape, dtype=entry.dtype)
-        buffer = _raw_bytes(tensor)
-        self._read(self._data_begin + entry.begin, buffer)
-        if xxh3_64_hexdigest(buffer) != entry.checksum:
-            raise self._error(f"was altered: the checksum of {name} differs")
+        tensor, content = self._numbers(entry.dtype, entry.shape, entry.begin)
+        self._require_sound(name, xxh3_64_hexdigest(content), is_finite(tensor, content))
         return tensor
+
+    def _numbers(
+        self, dtype: torch.dtype, shape: tuple[int, ...], begin: int
+    ) -> tuple[Tensor, memoryview]:
+        """What stands from `begin` of the data section on, and its memory."""
+        try:
+            tensor = torch.empty(shape, dtype=dtype)
+        except RuntimeError as error:
+            raise self._error("is larger than the memory that there is") from MemoryError(
+                *error.args
+            )
+        content = raw_bytes(tensor)
+        self._read(self._data_begin + begin, content)
+        return tensor, content
+
+    def _require_sound(self, name: str, checksum: str, finite: bool) -> None:
+        if checksum != self._entries[name].checksum:
+            raise self._error(f"was altered: the checksum of {name} differs")
+        if not finite:
+            raise self._error(f"holds NaN or infinity in {name}")
 
     def _read_bytes(self, offset: int, count: int) -> bytes:
         buffer = bytearray(count)
@@ -287,7 +325,7 @@ def _encode(
             "shape": list(tensor.shape),
             "data_offsets": [offset, end],
         }
-        checksums[f"xxh3:{name}"] = xxh3_64_hexdigest(_raw_bytes(tensor))
+        checksums[f"xxh3:{name}"] = xxh3_64_hexdigest(raw_bytes(tensor))
         offset = end
     about = {
         "xxh3": "0" * _DIGITS,
@@ -313,24 +351,14 @@ def _entry(name: str, value: Mapping[str, Any], metadata: Mapping[str, str]) -> 
     )
 
 
-def _raw_bytes(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor of any dtype, not copied."""
-    if not tensor.nbytes:
-        return memoryview(b"")
-    return tensor.view(torch.uint8).numpy().data.cast("B")
-
-
-def _make_folder(folder: Path) -> None:
-    """Like mkdir -p, and the new names survive a power cut."""
-    if not folder.is_dir():
-        _make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
-        _sync_folder(folder.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _temporary_file(name: str, folder: int) -> tuple[str, BinaryIO]:
+    """A new file that nobody takes for abandoned while it is open."""
+    while True:
+        temporary = f".{name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = open(os.open(temporary, flags, 0o666, dir_fd=folder), "wb")  # noqa: PTH123, SIM115
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return temporary, file
+        file.close()  # somebody took it away between making and locking it

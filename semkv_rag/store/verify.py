@@ -1,44 +1,56 @@
 """Checking the store's promises against its files, and mending what is wrong.
 
 Run by people (`semkv verify`) while others go on using the store. Every finding is checked again
-under the writers' lock before anything is changed for it.
+under the writers' lock before anything is changed for it. Whatever a file or a row holds, it is a
+finding, and the run goes on with the next.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 from sqlalchemy import Connection
 
-from semkv_rag.errors import ChunkFileError, StateFileError, StoreError, StoreVersionError
+from semkv_rag.errors import ChunkFileError, SemKVError, StateFileError, StoreVersionError
 from semkv_rag.reuse.tokens import StoredTokens
+from semkv_rag.store.beneath import NotAFileError, open_file, remove_if_possible, status
 from semkv_rag.store.chunk_file import ChunkFile
 from semkv_rag.store.contents import Contents
-from semkv_rag.store.gone import BATCH, GoneFile, unlink
+from semkv_rag.store.gone import BATCH, GoneFile, promised, unlink
 from semkv_rag.store.header import ChunkHeader
-from semkv_rag.store.index import chunks, states
+from semkv_rag.store.identity import FILE, is_sound
+from semkv_rag.store.index import chunks, feed, states
 from semkv_rag.store.index.database import Database
 from semkv_rag.store.layout import (
     chunk_files,
     chunk_path,
+    chunk_paths,
+    id_in_name,
     identity,
+    links,
     state_files,
     state_path,
+    state_paths,
     temporary_files,
 )
 from semkv_rag.store.records import ChunkKey, ChunkRecord, Problem, StateRecord, VerifyReport
-from semkv_rag.store.state_file import StateFile
-from semkv_rag.store.states import StoredStates
+from semkv_rag.store.state_file import StateFile, StateHeader
+from semkv_rag.store.states import StoredStates, record_of
+from semkv_rag.store.tensor_file import lock_abandoned
 
-Orphan = TypeVar("Orphan")
+INDEX: Final = "index"
+"""The place of a finding that is about no file."""
 
-DEBRIS_AGE_S = 3600.0
-"""A temporary file that old is no writer's any more: writing one takes seconds."""
+DEBRIS_AGE_S: Final = 3600.0
+"""What nobody has written to for so long is of no writer that is under way: writing takes seconds."""
 
 
 def verify(
@@ -54,6 +66,8 @@ def verify(
     if repair:
         database.require_writing()
     run = _Run(database, contents, stored_states, repair=repair, tensors=tensors, progress=progress)
+    run.check_feed()
+    run.check_links()
     run.check_promises()
     run.check_states()
     run.check_files()
@@ -67,6 +81,25 @@ def verify(
         repaired=repair,
         states=run.states,
     )
+
+
+class _BrokenError(Exception):
+    """A promise is not kept: which of its files, and why."""
+
+    def __init__(self, text: object, rank: int = 0) -> None:
+        super().__init__(str(text))
+        self.rank = rank
+
+
+@dataclass(frozen=True)
+class _Orphan:
+    """A sound file that no row promises."""
+
+    path: Path
+    header: ChunkHeader
+
+
+Header = TypeVar("Header", ChunkHeader, StateHeader)
 
 
 class _Run:
@@ -83,24 +116,46 @@ class _Run:
         self._database = database
         self._contents = contents
         self._states = stored_states
+        self._root = contents.root
         self._repair = repair
         self._tensors = tensors
         self._progress = progress
+        self._dropped: set[str] = set()
         self.chunks = 0
         self.states = 0
         self.bytes = 0
         self.problems: list[Problem] = []
         self.notices: list[Problem] = []
 
+    def check_feed(self) -> None:
+        """The numbers of the change feed: without them nothing can be added or removed."""
+        with self._checking() as connection:
+            fault = feed.fault(connection)
+            if fault and self._repair:
+                feed.restore(connection)
+        if fault:
+            self._problem("damaged", None, fault)
+
+    def check_links(self) -> None:
+        """Links in the place of folders, and what stands in the place of the store's name."""
+        for path in links(self._root):
+            self._notice("debris", path, "is a symbolic link; nothing behind it is read or changed")
+            if self._repair:
+                remove_if_possible(path)
+        if not is_sound(self._root):
+            self._notice("debris", self._root / FILE, "is not a store's name")
+            if self._repair:
+                remove_if_possible(self._root / FILE)
+
     def check_promises(self) -> None:
-        """Every row: its files are there and sound, and hold the tokens that the index holds."""
+        """Every row: its files are there and sound, and what the index holds is what they say."""
         with self._database.reading() as connection:
             total = sum(entry.chunks for entry in chunks.stats(connection, None))
         for page in self._contents.pages(None, None):
             for batch in chunks.pieces(page, BATCH):
                 stored = self._stored_tokens(batch)
                 for record in batch:
-                    self._check_promise(record, stored)
+                    self._check_promise(record, stored.get(record.id))
                     self.chunks += 1
                     if self._progress:
                         self._progress(self.chunks, max(total, self.chunks))
@@ -112,38 +167,73 @@ class _Run:
             self.states += 1
 
     def check_files(self) -> None:
-        """Every chunk's file that the index does not know."""
-        for batch in chunks.pieces(chunk_files(self._contents.root)):
-            by_path = {path: path.name.split(".")[0] for path in batch}
-            with self._database.reading() as connection:
-                promised = chunks.present(connection, by_path.values())
-            unknown = [path for path, id_ in by_path.items() if id_ not in promised]
+        """Every chunk's file that the index does not promise."""
+        for unknown in self._unknown(chunk_files(self._root)):
             orphans = [
-                key for path in unknown if (key := self._check_orphan(path, self._read_chunk))
+                _Orphan(path, header)
+                for path in unknown
+                if (header := self._checked(path, self._read_chunk))
             ]
+            by_chunk = sorted(orphans, key=lambda orphan: (orphan.header.id, orphan.header.rank))
+            whole: list[ChunkKey] = []
+            for _, group in groupby(by_chunk, key=lambda orphan: orphan.header.id):
+                parts = list(group)
+                first = parts[0].header
+                ranks = [(part.header.rank, part.header.world_size) for part in parts]
+                if ranks != [(rank, first.world_size) for rank in range(first.world_size)]:
+                    self._check_parts(parts)
+                    continue
+                whole.append(ChunkKey(first.id, first.model, first.namespace))
+                for part in parts:
+                    self._notice("orphan", part.path, "sound, and not in the index")
             if self._repair:
-                self._contents.add(orphans)
+                self._contents.add(whole)
 
     def check_state_files(self) -> None:
-        """Every state's file that the index does not know."""
-        for batch in chunks.pieces(state_files(self._contents.root)):
-            by_path = {path: path.name.split(".")[0] for path in batch}
-            with self._database.reading() as connection:
-                promised = states.present(connection, by_path.values())
-            unknown = [path for path, id_ in by_path.items() if id_ not in promised]
-            orphans = [path for path in unknown if self._check_orphan(path, self._read_state)]
+        """Every state's file that the index does not promise."""
+        for unknown in self._unknown(state_files(self._root)):
+            orphans = [path for path in unknown if self._checked(path, self._read_state)]
+            for path in orphans:
+                self._notice("orphan", path, "sound, and not in the index")
             if self._repair:
                 self._states.promise(orphans)
 
     def check_temporary_files(self) -> None:
-        """What killed writers left; it goes once it is old, because nobody can want it."""
+        """What killed writers left; it goes once it is old, because nobody can want it.
+
+        A writer that is alive holds a lock on its file, whatever its clock and ours say.
+        """
         if self._database.read_only:
             return
-        for path in temporary_files(self._contents.root):
-            with suppress(FileNotFoundError):  # its writer is alive, and was done
-                if time.time() - path.stat().st_mtime > DEBRIS_AGE_S:
-                    path.unlink()
+        for path in temporary_files(self._root):
+            if not _is_old(path):
+                continue
+            try:
+                handle = open_file(path, os.O_RDWR)
+            except NotAFileError as error:
+                remove_if_possible(path)
+                self._notice("debris", path, f"{error.strerror}; removed")
+                continue
+            except OSError:
+                continue  # its writer was done, or we may not
+            try:
+                if lock_abandoned(handle):
+                    remove_if_possible(path)
                     self._notice("debris", path, "left by a writer that was killed; removed")
+            finally:
+                os.close(handle)
+
+    def _unknown(self, paths: Iterable[Path]) -> Iterable[list[Path]]:
+        """Those of the files that the index does not promise; a chunk's files stand in one list."""
+        for _, together in groupby(paths, key=lambda path: path.parent):
+            by_id: dict[str | None, list[Path]] = {}
+            for path in together:
+                by_id.setdefault(id_in_name(path), []).append(path)
+            for ids in chunks.pieces(by_id, BATCH):
+                with self._database.reading() as connection:
+                    kept = promised(connection, self._root, [id_ for id_ in ids if id_])
+                if unknown := [path for id_ in ids for path in by_id[id_] if path not in kept]:
+                    yield unknown
 
     def _stored_tokens(self, batch: Sequence[ChunkRecord]) -> dict[str, StoredTokens]:
         owners = {(record.model, record.namespace) for record in batch}
@@ -154,133 +244,192 @@ class _Run:
                 stored |= chunks.tokens(connection, ids, model, namespace)
         return stored
 
-    def _check_promise(self, record: ChunkRecord, stored: Mapping[str, StoredTokens]) -> None:
-        paths = self._contents.paths(record, record.ranks)
+    def _check_promise(self, record: ChunkRecord, stored: StoredTokens | None) -> None:
+        paths = chunk_paths(self._root, record, record.ranks)
         while True:
             seen = [identity(path) for path in paths]
-            found = self._broken_rank(record, paths, stored.get(record.id))
-            if found is None:
+            try:
+                self._require_kept(record, paths, stored)
+            except _BrokenError as error:
+                broken = error
+            else:
                 return
             with self._checking() as connection:
-                if not chunks.present(connection, [record.id]):
+                now = chunks.find(connection, [record.id])
+                if not now:
                     return  # it was evicted meanwhile
-                if [identity(path) for path in paths] != seen:
+                tokens = chunks.tokens(connection, [record.id], record.model, record.namespace)
+                again = replace(now[0], used_at=record.used_at), tokens.get(record.id)
+                lost = (stored is None) == (again[1] is None)
+                if again[0] != record or not lost or [identity(path) for path in paths] != seen:
+                    record, stored = again
                     continue  # it was written again
                 if self._repair:
                     # The files are left to `check_files`, as files that the index does not know.
                     self._contents.drop(connection, [record])
-            rank, text = found
-            self._problem("damaged" if seen[rank] else "missing", paths[rank], text)
+                    self._dropped.add(record.id)
+            missing = bool(paths) and seen[broken.rank] is None
+            place = paths[broken.rank] if paths else None
+            self._problem("missing" if missing else "damaged", place, str(broken))
             return
 
-    def _broken_rank(
+    def _require_kept(
         self, record: ChunkRecord, paths: Sequence[Path], stored: StoredTokens | None
-    ) -> tuple[int, str] | None:
-        """The first of a chunk's files that is not as promised, and why."""
+    ) -> None:
+        """Raise `_BrokenError` at the first of a chunk's files that is not as promised."""
+        if not paths:
+            raise _BrokenError(f"the index holds a chunk {record.id!r} that can have no files")
         size = 0
+        headers: list[ChunkHeader] = []
         for rank, path in enumerate(paths):
             try:
-                header, bytes_ = self._read(path, record, rank)
-            except (StoreError, OSError) as error:
-                return rank, str(error)
-            if stored is not None and not _same_tokens(stored, header):
-                return rank, "the index holds other tokens than its file"
-            size += bytes_
+                with ChunkFile(path, model=record.model, chunk_id=record.id) as file:
+                    if self._tensors:
+                        file.verify()
+                    headers.append(file.header)
+                    size += file.size_bytes
+            except SemKVError as error:
+                raise _BrokenError(error, rank) from error
+            text = _disagreement(record, stored, headers[rank], rank)
+            if text is not None:
+                raise _BrokenError(text, rank)
         self.bytes += size
-        return None
+        if (record.kind, record.bytes) != (headers[0].kind, size):
+            # So it is for a moment after a chunk was captured anew, too.
+            self._notice("stale", paths[0], "the index says another kind or size")
+            if self._repair:
+                self._contents.add([record])
 
     def _checking(self) -> AbstractContextManager[Connection]:
         """What is seen in this transaction is not changed by others, when we may lock them out."""
         return self._database.reading() if self._database.read_only else self._database.writing()
 
-    def _read(self, path: Path, record: ChunkRecord, rank: int) -> tuple[ChunkHeader, int]:
-        with ChunkFile(path, model=record.model, chunk_id=record.id) as file:
-            header = file.header
-            if (header.rank, header.world_size) != (rank, record.ranks):
-                raise ChunkFileError(
-                    f"chunk file {path.name} is rank {header.rank} of {header.world_size}"
-                )
-            if self._tensors:
-                file.verify()
-            return header, file.size_bytes
-
     def _check_state(self, record: StateRecord) -> None:
-        path = state_path(self._contents.root, record.model, record.namespace, record.id)
+        paths = state_paths(self._root, record)
         while True:
-            seen = identity(path)
+            seen = [identity(path) for path in paths]
             try:
-                with StateFile(path, model=record.model, state_id=record.id) as file:
-                    if self._tensors:
-                        file.verify()
-                    self.bytes += file.size_bytes
-                return
-            except StoreError as error:
+                self._require_state_kept(record, paths)
+            except _BrokenError as error:
                 text = str(error)
+            else:
+                return
             with self._checking() as connection:
                 if not states.present(connection, [record.id]):
                     return  # it was evicted meanwhile
-                if identity(path) != seen:
+                if [identity(path) for path in paths] != seen:
                     continue  # it was written again
                 if self._repair:
                     # The file is left to `check_state_files`.
                     self._states.drop(connection, [record])
-            self._problem("damaged" if seen else "missing", path, text)
+            kind = "missing" if seen == [None] else "damaged"
+            self._problem(kind, paths[0] if paths else None, text)
             return
 
-    def _check_orphan(self, path: Path, read: Callable[[Path], Orphan | None]) -> Orphan | None:
-        """What to promise, when this is the first file of a chunk, or a state, that is whole."""
+    def _require_state_kept(self, record: StateRecord, paths: Sequence[Path]) -> None:
+        if not paths:
+            raise _BrokenError(f"the index holds a state {record.id!r} that can have no file")
+        try:
+            with StateFile(paths[0], model=record.model, state_id=record.id) as file:
+                if self._tensors:
+                    file.verify()
+                found = record_of(file.header, file.size_bytes)
+        except SemKVError as error:
+            raise _BrokenError(error) from error
+        if (record.namespace, record.key) != (found.namespace, found.key):
+            raise _BrokenError("the index says another namespace or image than its file")
+        self.bytes += found.bytes
+        said = (record.rows, record.width, record.dtype, record.bytes)
+        if said != (found.rows, found.width, found.dtype, found.bytes):
+            self._notice("stale", paths[0], "the index says another shape or size")
+            if self._repair:
+                self._states.promise(paths)
+
+    def _check_parts(self, parts: Sequence[_Orphan]) -> None:
+        """Sound files that are not all of a chunk; the others may be on their way."""
+        for part in parts:
+            text = f"rank {part.header.rank} of {part.header.world_size}, and not all are there"
+            seen = identity(part.path)
+            if part.header.id in self._dropped or _is_old(part.path):
+                self._notice("debris", part.path, text)
+                if self._repair and seen:
+                    gone = GoneFile(part.header.id, part.path, seen)
+                    unlink(self._database, self._root, [gone])
+            else:
+                self._notice("orphan", part.path, text)
+
+    def _checked(self, path: Path, read: Callable[[Path], Header]) -> Header | None:
+        """The header of a file that no row promises, when it is sound."""
         seen = identity(path)
         if seen is None:
             return None
         try:
-            orphan = read(path)
+            return read(path)
         except StoreVersionError as error:
             self._notice("orphan", path, str(error))
-            return None
-        except StoreError as error:
+        except SemKVError as error:
             self._notice("debris", path, str(error))
             # What the system cannot read now may be sound.
-            if self._repair and not isinstance(error.__cause__, OSError):
-                unlink(self._database, [GoneFile(path.name.split(".")[0], path, seen)])
-            return None
-        if orphan is not None:
-            self._notice("orphan", path, "sound, and not in the index")
-        return orphan
+            if self._repair and not isinstance(error.__cause__, OSError | MemoryError):
+                gone = GoneFile(id_in_name(path) or "", path, seen)
+                unlink(self._database, self._root, [gone])
+        return None
 
-    def _read_chunk(self, path: Path) -> ChunkKey | None:
+    def _read_chunk(self, path: Path) -> ChunkHeader:
         with ChunkFile(path, model=None) as file:
             header = file.header
             if self._tensors:
                 file.verify()
-        place = chunk_path(
-            self._contents.root, header.model, header.namespace, header.id, header.rank
-        )
+        place = chunk_path(self._root, header.model, header.namespace, header.id, header.rank)
         if place != path:
             raise ChunkFileError(f"chunk file {path.name} is not where it belongs")
-        if header.rank > 0:
-            return None  # comes and goes with the first rank's
-        return ChunkKey(header.id, header.model, header.namespace)
+        return header
 
-    def _read_state(self, path: Path) -> Path:
+    def _read_state(self, path: Path) -> StateHeader:
         with StateFile(path, model=None) as file:
             header = file.header
             if self._tensors:
                 file.verify()
-        if state_path(self._contents.root, header.model, header.namespace, header.id) != path:
+        if state_path(self._root, header.model, header.namespace, header.id) != path:
             raise StateFileError(f"state file {path.name} is not where it belongs")
-        return path
+        return header
 
-    def _problem(self, kind: str, path: Path, text: str) -> None:
+    def _problem(self, kind: str, path: Path | None, text: str) -> None:
         self.problems.append(self._finding(kind, path, text))
 
-    def _notice(self, kind: str, path: Path, text: str) -> None:
+    def _notice(self, kind: str, path: Path | None, text: str) -> None:
         self.notices.append(self._finding(kind, path, text))
 
-    def _finding(self, kind: str, path: Path, text: str) -> Problem:
-        return Problem(kind, str(path.relative_to(self._contents.root)), text)
+    def _finding(self, kind: str, path: Path | None, text: str) -> Problem:
+        place = INDEX if path is None else str(path.relative_to(self._root))
+        return Problem(kind, _printable(place), _printable(text))
 
 
-def _same_tokens(stored: StoredTokens, header: ChunkHeader) -> bool:
-    return np.array_equal(stored.tokens, header.tokens) and np.array_equal(
-        stored.context, header.context
-    )
+def _disagreement(
+    record: ChunkRecord, stored: StoredTokens | None, header: ChunkHeader, rank: int
+) -> str | None:
+    """What the index says otherwise than a sound file."""
+    if (header.rank, header.world_size) != (rank, record.ranks):
+        return f"it is rank {header.rank} of {header.world_size}, not {rank} of {record.ranks}"
+    if header.namespace != record.namespace:
+        return "the index says another namespace than its file"
+    if stored is None:
+        return "the index does not hold its tokens"
+    if not (
+        np.array_equal(stored.tokens, header.tokens)
+        and np.array_equal(stored.context, header.context)
+        and (record.token_count, record.context_count) == (len(header.tokens), len(header.context))
+    ):
+        return "the index holds other tokens than its file"
+    return None
+
+
+def _is_old(path: Path) -> bool:
+    """Whether nobody wrote to a file for long, or its time is long ahead: another clock's."""
+    found = status(path)
+    return found is not None and abs(time.time() - found.st_mtime) > DEBRIS_AGE_S
+
+
+def _printable(text: str) -> str:
+    """Names and texts that somebody else chose may hold what commands a terminal."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

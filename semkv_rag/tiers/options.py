@@ -46,7 +46,7 @@ class TierOptions:
     capture: bool = True
     capture_after: int = 1
     capture_longer_than: int = 0
-    capture_bytes: int | None = None
+    capture_bytes: int | None = 32 << 30
 
     def __post_init__(self) -> None:
         if self.reuse not in get_args(Reuse):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from semkv_rag.store import Change, KVStore
+from semkv_rag.store.cache_key import cache_key
 from semkv_rag.store.index import feed
 from tests.store import made
 
@@ -50,15 +51,34 @@ def test_eviction_and_sources_are_told(store: KVStore) -> None:
 
 
 def test_the_last_change_is_another_after_each(store: KVStore) -> None:
-    seen = [store.last_change()]
+    def last() -> int:
+        return store.last_change(made.MODEL, "default")
+
+    seen = [last()]
     chunk = made.put(store, 1)
-    seen.append(store.last_change())
-    assert store.last_change() == seen[-1]
+    seen.append(last())
+    assert last() == seen[-1]
     store.remove(made.MODEL, "default", [chunk])
-    seen.append(store.last_change())
+    seen.append(last())
     made.put(store, 1)
-    seen.append(store.last_change())
+    seen.append(last())
     assert len(set(seen)) == len(seen)
+
+
+def test_others_changes_are_not_a_namespace_s_own(
+    store: KVStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "_KEPT", 2)
+    made.put(store, 1)
+    last = store.last_change(made.MODEL, "default")
+    key = cache_key(store, made.MODEL, "default")
+    for seed in range(2, 12):  # far more than are kept
+        made.put(store, seed, namespace="other")
+    assert store.last_change(made.MODEL, "default") == last
+    assert cache_key(store, made.MODEL, "default") == key
+    assert store.changes(made.MODEL, last).reset
+    made.put(store, 12)
+    assert cache_key(store, made.MODEL, "default") != key
 
 
 def test_another_store_object_sees_them(

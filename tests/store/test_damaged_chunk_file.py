@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 from collections.abc import Callable
@@ -16,9 +15,9 @@ from xxhash import xxh3_64_hexdigest
 from semkv_rag.errors import ChunkFileError, StoreVersionError
 from semkv_rag.store import ChunkFile, write_chunk
 from tests.store import made
+from tests.store.forging import PREFIX, forge
 
 HEADER = made.header(1, tokens=8)
-PREFIX = b'{"__metadata__":{"xxh3":"'
 
 
 @pytest.fixture
@@ -31,18 +30,6 @@ def path(tmp_path: Path) -> Path:
 def read_all(path: Path) -> None:
     with ChunkFile(path, model=made.MODEL, chunk_id=HEADER.id) as file:
         file.verify()
-
-
-def forge(path: Path, change: Callable[[dict[str, dict[str, object]]], None]) -> None:
-    """Alter the header as somebody does who knows the format, with a checksum that is right."""
-    data = path.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    document = json.loads(data[8 : 8 + length])
-    change(document)
-    text = json.dumps(document, separators=(",", ":")).encode()
-    tail = text[len(PREFIX) + 16 :]
-    header = PREFIX + xxh3_64_hexdigest(tail).encode() + tail
-    path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
 
 
 def test_one_bit_flipped_in_any_byte(path: Path) -> None:

@@ -105,6 +105,8 @@ def put(connection: Connection, found: Sequence[FoundChunk]) -> None:
     if new:
         rows = [_row(chunk, digest) for chunk, digest in zip(new.values(), digests, strict=True)]
         connection.execute(insert(chunks), rows)
+        # None are there, unless somebody else wrote to the index.
+        connection.execute(delete(chunk_tokens).where(chunk_tokens.c.chunk_id.in_(new)))
         tokens = [
             {"chunk_id": id_, "tokens": token_bytes(chunk.header.tokens)}
             for id_, chunk in new.items()
@@ -161,6 +163,15 @@ def records(
     ]
 
 
+def find(connection: Connection, ids: Iterable[str]) -> list[ChunkRecord]:
+    """The records of those of `ids` that are there, whosever they are, in no order."""
+    return [
+        _record(row)
+        for piece in pieces(ids)
+        for row in connection.execute(_RECORD.where(chunks.c.id.in_(piece)))
+    ]
+
+
 def page(
     connection: Connection, after: str, model: str | None, namespace: str | None
 ) -> list[ChunkRecord]:
@@ -186,7 +197,8 @@ def tokens(
             for digest, blob in connection.execute(statement.where(contexts.c.digest.in_(unread))):
                 arrays[digest] = np.frombuffer(blob, "<i4")
         for id_, digest, blob in rows:
-            found[id_] = StoredTokens(np.frombuffer(blob, "<i4"), arrays[digest])
+            if digest in arrays:  # it is, unless somebody else wrote to the index
+                found[id_] = StoredTokens(np.frombuffer(blob, "<i4"), arrays[digest])
     return found
 
 

@@ -33,6 +33,7 @@ from sqlalchemy.exc import DisconnectionError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from semkv_rag.errors import MissingExtraError, StoreError, StoreVersionError
+from semkv_rag.store.beneath import NotAFileError, open_file
 from semkv_rag.store.index import schema, sqlite
 from semkv_rag.store.index.rest import Rest
 
@@ -168,7 +169,9 @@ class Database:
         try:
             yield
         except _FAILURES as error:
-            if self._file is not None and not self._file.exists():
+            if isinstance(error, NotAFileError):
+                reason = f"its lock file {error.strerror}"
+            elif self._file is not None and not self._file.exists():
                 reason = f"{self._file.name} is gone; `rebuild_index` makes it from the chunk files"
             else:
                 reason = str(getattr(error, "orig", None) or error)
@@ -229,9 +232,12 @@ def _migrate(connection: Connection) -> None:
 
 @contextmanager
 def _file_lock(database: Path) -> Iterator[None]:
-    with database.with_name(database.name + ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    handle = open_file(database.with_name(database.name + ".lock"), os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(handle)
 
 
 def _remember_process(_connection: object, entry: ConnectionPoolEntry) -> None:

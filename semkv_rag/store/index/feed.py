@@ -6,11 +6,13 @@ request, so asking when nothing changed is one row by its key.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 
-from semkv_rag.store.index.schema import changes, chunks, feed
+from semkv_rag.errors import StoreError
+from semkv_rag.store.index.schema import changes, chunks, embeddings, feed
 from semkv_rag.store.records import Change, Changes, ChunkKey
 
 _KEPT = 100_000
@@ -21,7 +23,7 @@ _POINT = select(feed.c.first, feed.c.last)
 
 def append(connection: Connection, keys: Iterable[ChunkKey], *, added: bool) -> None:
     """Tell that chunks came or went. The connection holds the writers' lock."""
-    first, last = connection.execute(_POINT).one()
+    first, last = _point(connection)
     rows = [
         {
             "seq": last + number,
@@ -38,7 +40,11 @@ def append(connection: Connection, keys: Iterable[ChunkKey], *, added: bool) -> 
     connection.execute(insert(changes), rows)
     if last - first > 2 * _KEPT:
         first = last - _KEPT
-        connection.execute(delete(changes).where(changes.c.seq <= first))
+        # But for the last of each namespace, which `last_of` tells.
+        latest = select(func.max(changes.c.seq)).group_by(changes.c.model, changes.c.namespace)
+        connection.execute(
+            delete(changes).where(changes.c.seq <= first, changes.c.seq.not_in(latest))
+        )
     connection.execute(update(feed).values(first=first, last=last))
 
 
@@ -51,7 +57,7 @@ def advance(connection: Connection) -> int:
 
 def read(connection: Connection, model: str, since: int) -> Changes:
     """What changed for a model after `since`, or all its live chunks when that cannot be told."""
-    first, last = connection.execute(_POINT).one()
+    first, last = _point(connection)
     if since == last:
         return Changes(last, [])
     if not first <= since <= last:
@@ -71,7 +77,7 @@ def removed(connection: Connection, model: str, since: int) -> tuple[int, list[C
 
     None instead of the list when that cannot be told. A chunk that went may be back.
     """
-    first, last = connection.execute(_POINT).one()
+    first, last = _point(connection)
     if since == last:
         return last, []
     if not first <= since <= last:
@@ -87,4 +93,44 @@ def removed(connection: Connection, model: str, since: int) -> tuple[int, list[C
 
 def last(connection: Connection) -> int:
     """The number of the last change."""
-    return int(connection.execute(_POINT).one().last)
+    return int(_point(connection)[1])
+
+
+def last_of(connection: Connection, model: str, namespace: str) -> int:
+    """The number of a namespace's last change, 0 when it has had none."""
+    own = select(func.max(changes.c.seq)).where(
+        changes.c.model == model, changes.c.namespace == namespace
+    )
+    return int(connection.scalar(own) or 0)
+
+
+def fault(connection: Connection) -> str | None:
+    """What is wrong with the feed's numbers, in words; None when nothing is."""
+    rows = connection.execute(_POINT).all()
+    if len(rows) != 1:
+        return f"the change feed has {len(rows)} rows of numbers instead of one"
+    first, last = rows[0]
+    if not first <= last or _greatest(connection) > last:
+        return "the change feed's numbers are behind what it holds"
+    return None
+
+
+def restore(connection: Connection) -> None:
+    """Begin the numbers anew, above all former ones: every follower starts from all live chunks."""
+    start = max(time.time_ns() // 1000, _greatest(connection) + 1)
+    connection.execute(delete(feed))
+    connection.execute(insert(feed), {"id": 1, "first": start, "last": start})
+
+
+def _greatest(connection: Connection) -> int:
+    """The greatest number that something has."""
+    taken = (select(func.max(column)) for column in (changes.c.seq, embeddings.c.seq))
+    return max(connection.scalar(number) or 0 for number in taken)
+
+
+def _point(connection: Connection) -> tuple[int, int]:
+    """The numbers that the feed covers."""
+    rows = connection.execute(_POINT).all()
+    if len(rows) != 1:
+        raise StoreError("the index has lost its change feed: semkv verify --repair mends it")
+    return rows[0].first, rows[0].last

@@ -25,7 +25,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISION: Final = "0003"
+REVISION: Final = "0004"
 """The newest migration: what a store is at once it was opened."""
 
 metadata: Final = MetaData()
@@ -47,6 +47,7 @@ changes = Table(
     Column("namespace", String(128), nullable=False),
     Column("chunk_id", String(64), nullable=False),
     Column("added", Boolean, nullable=False),
+    Index("changes_of_namespace", "model", "namespace", "seq"),
 )
 
 models = Table(

@@ -55,7 +55,7 @@ def replace(
     chunk_ids: Sequence[str],
 ) -> set[str]:
     """Put a source in place of the one of that name; the chunks that no source lists any more."""
-    before = _remove(connection, model, namespace, name)
+    _, before = _remove(connection, model, namespace, [name])
     row = {"model": model, "namespace": namespace, "name": name}
     values = {**row, "digest": digest, "updated_at": time.time()}
     source_id = connection.execute(insert(sources).values(values)).inserted_primary_key
@@ -69,21 +69,32 @@ def replace(
     return before - _listed(connection, before)
 
 
-def remove(connection: Connection, model: str, namespace: str, name: str) -> set[str]:
-    """Remove a source; the chunks that no source lists any more."""
-    before = _remove(connection, model, namespace, name)
-    return before - _listed(connection, before)
+def remove(
+    connection: Connection, model: str, namespace: str, names: Collection[str]
+) -> tuple[int, set[str]]:
+    """Remove sources; how many there were, and the chunks that no source lists any more."""
+    there, before = _remove(connection, model, namespace, names)
+    return there, before - _listed(connection, before)
 
 
-def _remove(connection: Connection, model: str, namespace: str, name: str) -> set[str]:
-    """Remove a source, if it is there; the chunks that it listed."""
-    which = select(sources.c.id).filter_by(model=model, namespace=namespace, name=name)
-    source_id = connection.scalar(which)
-    listed = source_chunks.c.source_id == source_id
-    before = set(connection.scalars(select(source_chunks.c.chunk_id).where(listed)))
-    connection.execute(delete(source_chunks).where(listed))
-    connection.execute(delete(sources).where(sources.c.id == source_id))
-    return before
+def _remove(
+    connection: Connection, model: str, namespace: str, names: Collection[str]
+) -> tuple[int, set[str]]:
+    """Remove those of some sources that are there; how many, and the chunks that they listed."""
+    there, before = 0, set[str]()
+    for piece in pieces(names):
+        which = (
+            select(sources.c.id)
+            .filter_by(model=model, namespace=namespace)
+            .where(sources.c.name.in_(piece))
+        )
+        ids = list(connection.scalars(which))
+        listed = source_chunks.c.source_id.in_(ids)
+        before.update(connection.scalars(select(source_chunks.c.chunk_id).where(listed)))
+        connection.execute(delete(source_chunks).where(listed))
+        connection.execute(delete(sources).where(sources.c.id.in_(ids)))
+        there += len(ids)
+    return there, before
 
 
 def _listed(connection: Connection, ids: Collection[str]) -> set[str]:

@@ -4,6 +4,8 @@
 * A connection never creates the file. When somebody deletes it, reads and writes say so.
 * A deleted or replaced file is noticed at the next transaction: an open connection would go on in
   the file that has no name any more.
+* What stands in the database's place is looked at before SQLite opens it: SQLite would follow a link
+  to any file. It follows none in the place of the log's files.
 * Reading on a folder that cannot be written works, with or without the log's files beside it.
 """
 
@@ -11,7 +13,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import closing
+import stat
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -72,12 +75,22 @@ def engine(file: Path, *, read_only: bool, busy_s: float = BUSY_TIMEOUT_S) -> En
 
 def create(file: Path) -> None:
     """Make an empty database in WAL mode when there is none. The caller holds the creation lock."""
+    require_file(file)
     if not file.exists():
         # A log that was left beside a deleted database would be taken for the new one's.
         for suffix in ("-wal", "-shm"):
             file.with_name(file.name + suffix).unlink(missing_ok=True)
     with closing(sqlite3.connect(file, timeout=BUSY_TIMEOUT_S)) as connection:
         connection.execute("PRAGMA journal_mode=WAL")
+
+
+def require_file(file: Path) -> None:
+    """Raise StoreError when something else than a file stands in a database's place."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(file.lstat().st_mode):
+            raise StoreError(
+                f"{file} is a symbolic link or no file: remove it, or name another index"
+            )
 
 
 def _connect(file: Path, *, read_only: bool, busy_s: float) -> _Connection:
@@ -97,6 +110,7 @@ def _connect(file: Path, *, read_only: bool, busy_s: float) -> _Connection:
 
 
 def _open(file: Path, options: str, busy_s: float, *, immutable: bool) -> _Connection:
+    require_file(file)
     connection = sqlite3.connect(
         f"file:{quote(str(file))}?{options}",
         uri=True,

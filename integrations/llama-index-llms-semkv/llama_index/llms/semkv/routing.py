@@ -8,7 +8,9 @@ and what arrives there is stored by the engine that is running.
 from __future__ import annotations
 
 import json
+import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing import current_process
@@ -19,6 +21,11 @@ from llama_index.core.bridge.pydantic import Field
 from llama_index.core.schema import BaseNode, TransformComponent
 
 from semkv_rag.errors import EngineError
+
+logger = logging.getLogger(__name__)
+
+PAUSE_SECONDS = 0.1
+"""Behind a connection that failed. Without, a process that is out of file handles would spin."""
 
 
 class Window:
@@ -43,7 +50,9 @@ class Window:
         while True:
             try:
                 connection = self._listener.accept()
-            except Exception:  # somebody without the key, or gone before we answered
+            except Exception as error:  # somebody without the key, or gone before we answered
+                logger.warning("a worker process was not let in: %s", error or type(error).__name__)
+                time.sleep(PAUSE_SECONDS)
                 continue
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 

@@ -1,0 +1,88 @@
+"""What one client may take of the server, so that the others are still answered in time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+from semkv_rag.errors import OptionError, SemKVError
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of `semkv serve`. Whoever goes beyond one is told which.
+
+    Attributes:
+        body_bytes: of a request's body.
+        body_seconds: in which a body has to arrive.
+        json_values: values and keys in a body of JSON, counted by its brackets, commas and colons; what
+            stands in texts counts too. Checking a body takes the server's one thread.
+        requests: of one namespace under way at a time. Those of the server's own routes count too.
+        runs: of those, calls of `precompute` and `forget`.
+        namespace_bytes: from which on a namespace stores nothing more by `precompute`, all that it has
+            stored counted; None is no limit.
+        namespace_sources: sources that one namespace may have; None is no limit.
+    """
+
+    body_bytes: int = 32 << 20
+    body_seconds: int = 60
+    json_values: int = 500_000
+    requests: int = 256
+    runs: int = 2
+    namespace_bytes: int | None = None
+    namespace_sources: int | None = None
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Limits:
+        """Limits by name; what is left out has its default.
+
+        Raises:
+            OptionError: one is unknown or cannot be.
+        """
+        known = [field.name for field in fields(cls)]
+        if unknown := set(values) - set(known):
+            raise OptionError(f"limits: unknown {sorted(unknown)}; there are {', '.join(known)}")
+        return cls(**values)
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None and field.name.startswith("namespace_"):
+                continue
+            if type(value) is not int or value < 1:
+                raise OptionError(f"{field.name} is {value!r}: use a whole number from 1 up")
+
+
+class LimitError(SemKVError):
+    """A client goes beyond a limit; the message says which. Only the server raises it."""
+
+
+class UnderWay:
+    """What each namespace has under way. For one event loop."""
+
+    def __init__(self, most: int, what: str) -> None:
+        self._most = most
+        self._what = what
+        self._counts: Counter[str] = Counter()
+
+    @contextmanager
+    def one(self, namespace: str) -> Iterator[None]:
+        """While it is entered, one more is under way.
+
+        Raises:
+            LimitError: the namespace has as many as it may.
+        """
+        if self._counts[namespace] >= self._most:
+            raise LimitError(
+                f"{self._most} {self._what} of this namespace are under way: wait for one"
+            )
+        self._counts[namespace] += 1
+        try:
+            yield
+        finally:
+            self._counts[namespace] -= 1
+            if not self._counts[namespace]:
+                del self._counts[namespace]

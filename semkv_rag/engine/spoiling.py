@@ -1,0 +1,55 @@
+"""KV that is no number: found before it stays in the paged cache.
+
+What is stored is finite, but values that no model computes may overflow in the forward, and the KV behind
+them is NaN then. Whoever gets the blocks next would read what is left in them: attention kernels read the
+slots that they mask, too, and NaN times zero is NaN.
+
+NaN in a token's KV reaches all that attends to it, in the layers above. A step's last token attends to
+all before it: its KV in the last layer tells of the whole request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from semkv_rag.engine.blend_pass import BlendTask
+from semkv_rag.engine.block_layout import BlockLayout
+from semkv_rag.engine.paged import PagedKV
+
+
+class Spoiling:
+    """Looks at the KV of blended requests behind a step's forward.
+
+    Args:
+        layouts: of each layer's blocks.
+    """
+
+    def __init__(self, paged: PagedKV, layouts: Sequence[BlockLayout]) -> None:
+        self._paged = paged
+        self._layouts = layouts
+
+    def find(self, tasks: Sequence[BlendTask]) -> list[BlendTask]:
+        """Those of the blends behind which the forward gave no numbers.
+
+        Args:
+            tasks: with tokens behind the plan that were computed in this step.
+        """
+        size, layout = self._paged.block_size, self._layouts[-1]
+        cache = layout.attention.kv_cache
+        last = [(task.block_ids[(task.end - 1) // size], (task.end - 1) % size) for task in tasks]
+        blocks = torch.tensor([block for block, _ in last], device=self._paged.device)
+        packed = self._paged.copy_blocks([cache], blocks)
+        keys, values = layout.unpack(self._paged.codes(cache, packed))
+        rows = torch.tensor([index * size + row for index, (_, row) in enumerate(last)])
+        both = torch.cat((keys[rows].flatten(1), values[rows].flatten(1)), dim=1)
+        sound = both.float().isfinite().all(dim=1).tolist()
+        return [task for task, fine in zip(tasks, sound, strict=True) if not fine]
+
+    def clear(self, task: BlendTask) -> list[int]:
+        """Fill the blocks of a blend, and those behind it, with zeros; their ids."""
+        blocks = task.block_ids[task.start // self._paged.block_size :]
+        caches = [layout.attention.kv_cache for layout in self._layouts]
+        self._paged.clear(caches, torch.tensor(blocks, device=self._paged.device))
+        return blocks

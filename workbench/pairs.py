@@ -1,0 +1,135 @@
+"""Two tenants who ask alike: what one has had computed or stored must never reach the other."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from semkv_rag.config import ReuseOptions
+from semkv_rag.engine import Completion, Engine
+from semkv_rag.engine.completion import join
+from semkv_rag.report import ReuseReport
+from workbench.chunks import random_tokens, store_chunks
+from workbench.settings import ENGINE_ARGS
+
+BLOCK: int = ENGINE_ARGS["block_size"]
+TOGETHER = 16
+"""Pairs that are asked side by side."""
+
+
+@dataclass
+class Spill:
+    """What one tenant got of the other's. `own` is what tenants got of what was theirs.
+
+    Attributes:
+        found: pairs, in words, of which something went across.
+        own: tokens that a tenant found again of its own, cached or stored: with none of them the check
+            would see nothing.
+    """
+
+    found: list[str] = field(default_factory=list)
+    own: int = 0
+    pairs: int = 0
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One tenant asks `first`, the other one then something like it.
+
+    Attributes:
+        kind: `same` prompt; a `follow`-up on the answer; a `stored` chunk in the prompt; `beam` search.
+        behind: tokens that the second prompt has behind the first one and its answer.
+    """
+
+    number: int
+    kind: str
+    first: list[int]
+    answer_tokens: int
+    behind: list[int]
+
+
+def pairs(seed: int, count: int) -> Iterator[Pair]:
+    """Random pairs; all lengths around the block size come up."""
+    rng = random.Random(seed)
+    for number in range(count):
+        kind = rng.choices(("same", "follow", "stored", "beam"), (3, 5, 2, 1))[0]
+        blocks = rng.randrange(0, 4)
+        length = max(1, blocks * BLOCK + rng.randrange(-3, 4))
+        if kind == "stored":
+            length += 40
+        tokens = random_tokens(rng.randrange(1 << 60), length)
+        behind = random_tokens(rng.randrange(1 << 60), rng.randrange(1, BLOCK + 3))
+        yield Pair(number, kind, tokens, rng.randrange(1, BLOCK + 5), behind)
+
+
+def spill(engine: Engine, tenants: tuple[str, str], every: Sequence[Pair]) -> Spill:
+    """Ask all pairs, the tenants in turns, and look for what went across."""
+    seen = Spill()
+    for begin in range(0, len(every), TOGETHER):
+        some = every[begin : begin + TOGETHER]
+        # Turns, so that neither is always the first.
+        turns = [tenants if pair.number % 2 else tenants[::-1] for pair in some]
+        asked = [(pair, pair.first, one) for pair, (one, _) in zip(some, turns, strict=True)]
+        for pair, prompt, one in asked:
+            if pair.kind == "stored":
+                store_chunks(engine, [prompt], namespace=one)
+            if pair.kind == "beam":
+                _search(engine, pair, one)
+        answers = _ask(engine, [given for given in asked if given[0].kind != "beam"])
+        said = iter(answers)
+        later = [
+            pair.first + ([] if pair.kind == "beam" else [*next(said).token_ids]) + pair.behind
+            for pair in some
+        ]
+        second = list(zip(some, later, turns, strict=True))
+        across = _ask(engine, [(pair, prompt, other) for pair, prompt, (_, other) in second])
+        again = _ask(engine, [(pair, prompt, one) for pair, prompt, (one, _) in second])
+        for pair, other, own in zip(some, across, again, strict=True):
+            if got := _got(other.report):
+                seen.found.append(f"{pair.kind} {len(pair.first)}+{pair.answer_tokens}: {got}")
+            seen.own += _tokens(own.report)
+        seen.pairs += len(some)
+    return seen
+
+
+def _ask(engine: Engine, asked: Sequence[tuple[Pair, list[int], str]]) -> list[Completion]:
+    """The answers, in order, asked side by side."""
+    streams = [
+        engine.stream(
+            _prompt(engine, pair, prompt),
+            sampling={"temperature": 0, "max_tokens": pair.answer_tokens, "ignore_eos": True},
+            reuse=ReuseOptions(namespace=who),
+        )
+        for pair, prompt, who in asked
+    ]
+    return [join(list(parts)) for parts in streams]
+
+
+def _search(engine: Engine, pair: Pair, who: str) -> None:
+    """A beam search over the pair's prompt, by vLLM's OpenAI layer."""
+    fields: dict[str, Any] = {
+        "max_tokens": min(pair.answer_tokens, 4),
+        "use_beam_search": True,
+        "n": 2,
+        "temperature": 0,
+    }
+    prompt = _prompt(engine, pair, pair.first)
+    engine.respond(prompt, fields=fields, reuse=ReuseOptions(namespace=who))
+
+
+def _prompt(engine: Engine, pair: Pair, tokens: list[int]) -> Any:
+    """OpenAI's layer is asked with text: it is the same for all requests of such a pair."""
+    return engine.tokenizer.decode(tokens) if pair.kind == "beam" else tokens
+
+
+def _tokens(report: ReuseReport) -> int:
+    return report.cached_tokens + report.exact_tokens + report.reused_tokens
+
+
+def _got(report: ReuseReport) -> str:
+    """What a request got that was there before it, in words; empty for nothing."""
+    if _tokens(report) or report.chunk_ids or report.served_by or report.donor:
+        return repr(report)
+    return ""
