@@ -19,6 +19,7 @@ from semkv_rag.closing import Closing
 from semkv_rag.errors import StoreError
 from semkv_rag.reuse.tokens import StoredTokens
 from semkv_rag.store import layout
+from semkv_rag.store.beneath import make_folder
 from semkv_rag.store.contents import Contents
 from semkv_rag.store.eviction import evict
 from semkv_rag.store.gone import BATCH, unlink
@@ -73,7 +74,7 @@ class KVStore(Closing):
         self.index_url = index_url or str(own_index)
         try:
             if not read_only:
-                self.root.mkdir(parents=True, exist_ok=True)
+                make_folder(self.root)
         except OSError as error:
             raise StoreError(
                 f"the store cannot be made at {self.root}: {error.strerror}"
