@@ -22,19 +22,21 @@ the store changes files in a way that this module does not know: tests check tha
 
 from __future__ import annotations
 
+import builtins
 import errno
 import io
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import pytest
 from sqlalchemy import Connection, Engine, event
 
+from semkv_rag.store import beneath
 from semkv_rag.store.index import sqlite
 
 _INDEX = "index.sqlite"
@@ -49,10 +51,10 @@ class Call:
     """One call that changes the disk.
 
     Attributes:
-        kind: `create`, `write`, `sync`, `rename`, `unlink`, `mkdir`; `commit` of the index; `note` is
-            no call: a test's own remark.
-        path: of what; for `rename`, the new name.
-        source: for `rename`, the old name.
+        kind: `create`, `write`, `sync`, `rename`, `link`, `unlink`, `mkdir`; `commit` of the index;
+            `note` is no call: a test's own remark.
+        path: of what; for `rename` and `link`, the new name.
+        source: for `rename` and `link`, the old name.
         data: for `write`, the bytes, from `offset` on.
         index: for `commit` in SQLite, the index's files by name.
         durable: for `commit`, whether it is on the disk.
@@ -102,6 +104,7 @@ class Disk:
             pass
         finally:
             self._at, self._dead = None, False
+            beneath._kept.clear()  # the other process does not know what this one synced
 
     def note(self, remark: object) -> None:
         """Write a remark between the calls."""
@@ -127,9 +130,9 @@ class Disk:
 class _Raw(io.FileIO):
     """An open file whose writes go through the disk."""
 
-    def __init__(self, disk: Disk, path: Path, mode: str) -> None:
-        super().__init__(path, mode)
-        self._disk, self._path = disk, path
+    def __init__(self, disk: Disk, number: int) -> None:
+        super().__init__(number, "wb")
+        self._disk = disk
 
     def write(self, data: Any) -> int:
         written = bytes(data)
@@ -145,7 +148,7 @@ class _Raw(io.FileIO):
         offset = self.tell()
         count = super().write(data)
         assert count == len(data)
-        self._disk.calls.append(Call("write", self._path, offset=offset, data=data))
+        self._disk.calls.append(Call("write", _path_of(self.fileno()), offset=offset, data=data))
         return count
 
 
@@ -168,66 +171,91 @@ def watched(top: Path) -> Iterator[Disk]:
             event.remove(Engine, "commit", on_commit)
 
 
+def _path_of(number: int) -> Path:
+    """Of an open file or folder."""
+    return Path(f"/proc/self/fd/{number}").readlink()
+
+
+def _path_in(folder: int | None, path: Any) -> Path:
+    given = Path(os.fsdecode(path))
+    return given if folder is None or given.is_absolute() else _path_of(folder) / given
+
+
 def _watch_files(disk: Disk, patch: pytest.MonkeyPatch) -> None:
-    real_open = io.open
+    real_open, real_os_open = io.open, os.open
+
+    def os_open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        where = _path_in(dir_fd, path)
+        if not disk.sees(where) or not flags & (os.O_CREAT | os.O_TRUNC) or where.exists():
+            assert not (disk.sees(where) and flags & os.O_TRUNC), "truncation is not modelled"
+            return real_os_open(path, flags, mode, dir_fd=dir_fd)
+        if not disk.before():
+            raise Died
+        number = real_os_open(path, flags, mode, dir_fd=dir_fd)
+        disk.calls.append(Call("create", where))
+        return number
 
     def open_file(file: Any, mode: str = "r", buffering: int = -1, *rest: Any, **named: Any) -> Any:
-        path = Path(file) if isinstance(file, str | os.PathLike) else None
-        if path is None or not disk.sees(path) or not set(mode) & set("wxa+"):
+        if not set(mode) & set("wxa+") or not disk.sees(
+            _path_of(file) if isinstance(file, int) else Path(os.fsdecode(file))
+        ):
             return real_open(file, mode, buffering, *rest, **named)
         assert set(mode) <= set("wxbt"), f"{mode} is not modelled"
-        if not disk.before():
-            return io.BytesIO() if "b" in mode else io.StringIO()
-        raw = _Raw(disk, path, mode.translate({ord("b"): None, ord("t"): None}))
-        disk.calls.append(Call("create", path))
-        buffered: BinaryIO = io.BufferedWriter(raw)  # type: ignore[assignment]
+        if not isinstance(file, int):
+            file = os_open(
+                file, os.O_WRONLY | os.O_CREAT | (os.O_EXCL if "x" in mode else 0), 0o666
+            )
+        buffered = io.BufferedWriter(_Raw(disk, file))
         return buffered if "b" in mode else io.TextIOWrapper(buffered, *rest, **named)
 
-    def call(kind: str, real: Callable[..., Any], *args: Any, **named: Any) -> None:
-        path = Path(os.fsdecode(args[-1]))
-        if not disk.sees(path):
-            real(*args, **named)
-        elif disk.before():
-            real(*args, **named)
-            source = Path(os.fsdecode(args[0])) if kind in ("rename", "link") else None
-            disk.calls.append(Call(kind, path, source))
-
-    def watch(name: str, kind: str) -> None:
+    def watch_two(name: str, kind: str) -> None:
         real = getattr(os, name)
 
-        def watched_call(*args: Any, **named: Any) -> None:
-            # mkdir's mode may come by position.
-            call(kind, real, *(args[:1] if kind in ("mkdir", "unlink") else args[:2]), **named)
+        def call(source: Any, path: Any, **folders: Any) -> None:
+            to = _path_in(folders.get("dst_dir_fd"), path)
+            if not disk.sees(to):
+                real(source, path, **folders)
+            elif disk.before():
+                real(source, path, **folders)
+                disk.calls.append(Call(kind, to, _path_in(folders.get("src_dir_fd"), source)))
 
-        patch.setattr(os, name, watched_call)
+        patch.setattr(os, name, call)
 
-    for name, kind in (
-        ("replace", "rename"),
-        ("rename", "rename"),
-        ("unlink", "unlink"),
-        ("remove", "unlink"),
-        ("mkdir", "mkdir"),
-        ("link", "link"),
-    ):
-        watch(name, kind)
+    def watch_one(name: str, kind: str) -> None:
+        real = getattr(os, name)
+
+        def call(path: Any, *mode: Any, dir_fd: int | None = None) -> None:
+            where = _path_in(dir_fd, path)
+            if not disk.sees(where):
+                real(path, *mode, dir_fd=dir_fd)
+            elif disk.before():
+                real(path, *mode, dir_fd=dir_fd)
+                disk.calls.append(Call(kind, where))
+
+        patch.setattr(os, name, call)
 
     def watch_sync(name: str) -> None:
         real = getattr(os, name)
 
-        def sync(file: Any) -> None:
-            number = file if isinstance(file, int) else file.fileno()
-            path = Path(f"/proc/self/fd/{number}").readlink()
+        def call(file: Any) -> None:
+            path = _path_of(file if isinstance(file, int) else file.fileno())
             if not disk.sees(path):
-                real(number)
+                real(file)
             elif disk.before():
-                real(number)
+                real(file)
                 disk.calls.append(Call("sync", path))
 
-        patch.setattr(os, name, sync)
+        patch.setattr(os, name, call)
 
-    watch_sync("fsync")
-    watch_sync("fdatasync")
+    for name, kind in (("replace", "rename"), ("rename", "rename"), ("link", "link")):
+        watch_two(name, kind)
+    for name, kind in (("unlink", "unlink"), ("remove", "unlink"), ("mkdir", "mkdir")):
+        watch_one(name, kind)
+    for name in ("fsync", "fdatasync"):
+        watch_sync(name)
+    patch.setattr(os, "open", os_open)
     patch.setattr(io, "open", open_file)
+    patch.setattr(builtins, "open", open_file)
 
 
 def _watch_index(disk: Disk, patch: pytest.MonkeyPatch) -> None:
@@ -379,7 +407,9 @@ def _materialise(tree: _Folder, folder: Path, loss: Loss) -> None:
 
 def _after_loss(file: _File, loss: Loss) -> bytes:
     synced = file.durable or b""
-    if isinstance(loss, str):
-        return bytes(file.data) if loss == "nothing" else synced
+    if file.data == file.durable or loss == "all":
+        return synced
+    if loss == "nothing":
+        return bytes(file.data)
     torn = bytes(file.data[: loss.randrange(len(file.data) + 1)])
     return loss.choice([synced, bytes(file.data), torn, bytes(len(file.data))])

@@ -68,6 +68,7 @@ class Account:
 
     def __init__(self, told: Callable[[Ledger], None] = lambda ledger: None) -> None:
         self.ledger = Ledger()
+        self._listed: dict[str, set[int]] = {}
         self._told = told
 
     def add(self, store: KVStore, seed: int) -> None:
@@ -77,18 +78,20 @@ class Account:
         self._change(seeds=self.ledger.seeds | {seed})
 
     def put_source(self, store: KVStore, name: str, seeds: tuple[int, ...], digest: str) -> None:
-        """Put a document whose chunks are stored; those that it alone had before go."""
-        _, before = self.ledger.sources.get(name, ("", ()))
+        """Put a document; the chunks that it had before, and no other has, go."""
+        listed = self._listed.setdefault(name, set())
         others = {
             seed
-            for other in self.ledger.sources
+            for other, (_, listed_by_it) in self.ledger.sources.items()
             if other != name
-            for seed in self.ledger.sources[other][1]
+            for seed in listed_by_it
         }
-        self._forget_source(name)
-        self._change(seeds=self.ledger.seeds - (set(before) - set(seeds) - others))
+        sources = {k: v for k, v in self.ledger.sources.items() if k != name}
+        self._change(seeds=self.ledger.seeds - (listed - set(seeds) - others), sources=sources)
+        listed.update(seeds)  # until the call returns, the document may be either
         ids = [key_of(seed).id for seed in seeds]
         store.put_source(made.MODEL, NAMESPACE, name, digest, ids)
+        self._listed[name] = set(seeds)
         self._change(sources=self.ledger.sources | {name: (digest, seeds)})
 
     def remove(self, store: KVStore, *seeds: int) -> None:
@@ -114,9 +117,6 @@ class Account:
 
     def rebuild(self, store: KVStore) -> None:
         store.rebuild_index()
-
-    def _forget_source(self, name: str) -> None:
-        self._change(sources={k: v for k, v in self.ledger.sources.items() if k != name})
 
     def _change(
         self,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from semkv_rag.store import KVStore
 from tests.store import made
-from tests.store.disk import Disk, Loss, Model, watched
-from tests.store.promises import Account, Ledger
+from tests.store.disk import Disk, Model, watched
+from tests.store.power_loss import check_after_loss, moments
+from tests.store.promises import NAMESPACE, Account, Ledger, key_of
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 
@@ -37,30 +39,13 @@ def a_life(account: Account, store: KVStore) -> None:
     account.add(store, 5)
 
 
-def moments(disk: Disk) -> Iterator[tuple[int, Model, Ledger]]:
-    """The disk behind each call, and what was owed then."""
-    model, ledger = Model(disk.top), Ledger()
-    for number, call in enumerate(disk.calls):
-        if call.kind == "note":
-            ledger = call.note
-        else:
+def worst_moments(disk: Disk) -> Iterator[tuple[int, Model, Ledger]]:
+    """Those behind which all that is not synced was lost, each such loss once."""
+    before: Ledger | None = None
+    for number, model, ledger in moments(disk):
+        if ledger is not before or disk.calls[number - 1].kind in ("sync", "commit"):
             yield number, model, ledger
-            model.add(call)
-    yield len(disk.calls), model, ledger
-
-
-def check_after_loss(model: Model, ledger: Ledger, place: Path, loss: Loss) -> None:
-    """A store that is opened on what the power left keeps its promises, and goes on."""
-    place.mkdir()
-    model.lose_power(place, loss)
-    with KVStore(place / "store") as store:
-        ledger.check(store)
-        store.verify(repair=True)
-        ledger.check(store)
-        account = Account()
-        account.add(store, 9)
-        account.ledger.check(store)
-    shutil.rmtree(place)
+        before = ledger
 
 
 def recorded(top: Path, life: Callable[[Account, KVStore], None]) -> Disk:
@@ -94,8 +79,49 @@ def test_only_what_may_be_lost_is_not_synced(disk: Disk) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", ["all", "drawn"])
-def test_power_goes_behind_any_call(disk: Disk, tmp_path: Path, loss: str) -> None:
-    for number, model, ledger in moments(disk):
-        which: Loss = "all" if loss == "all" else random.Random(number)
-        check_after_loss(model, ledger, tmp_path / str(number), which)
+def test_power_goes_and_takes_all_that_was_not_synced(disk: Disk, tmp_path: Path) -> None:
+    for number, model, ledger in worst_moments(disk):
+        check_after_loss(model, ledger, tmp_path / str(number), "all")
+
+
+@pytest.mark.slow
+def test_power_goes_and_takes_some_of_it(disk: Disk, tmp_path: Path) -> None:
+    for number, model, ledger in islice(moments(disk), 0, None, 4):
+        check_after_loss(model, ledger, tmp_path / str(number), random.Random(number))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mended_by", ["the same again", "repair", "rebuild"])
+def test_power_goes_after_another_process_went_on(tmp_path: Path, mended_by: str) -> None:
+    """A process is killed in each call, another one goes on with its files, then power goes."""
+    number, died = 0, True
+    while died:
+        top = tmp_path / f"{number}"
+        top.mkdir()
+        account = Account()
+        with watched(top) as disk:
+            with disk.die(number), KVStore(top / "deep" / "store") as store:
+                account.add(store, 1)
+                account.put_state(store, KEY, 1)
+            died = disk.count > number
+            with KVStore(top / "deep" / "store") as store:
+                if mended_by == "repair":
+                    account.repair(store)
+                elif mended_by == "rebuild":
+                    account.rebuild(store)
+                else:
+                    account.add(store, 1)
+                    account.put_state(store, KEY, 1)
+            model = Model(top)
+            for call in disk.calls:
+                model.add(call)
+        owed = account.ledger
+        with KVStore(top / "deep" / "store") as store:
+            # Whatever the second process promised is owed too.
+            if store.get(made.MODEL, NAMESPACE, [key_of(1).id]):
+                owed = replace(owed, seeds=frozenset({1}))
+            if store.states.has(made.MODEL, NAMESPACE, KEY):
+                owed = replace(owed, states={KEY: 1})
+        check_after_loss(model, owed, tmp_path / f"{number}-after", "all", "deep/store")
+        number += 1
+    assert number > 20
