@@ -69,15 +69,14 @@ ALLOWED: dict[str, dict[str, str]] = {
         ".savefig": "the plot, where the user wants it",
     },
     # The store.
+    "semkv_rag/store/beneath.py": {
+        "os.open": "all of the store's files: regular ones, through no link below the root"
+    },
     "semkv_rag/store/tensor_file.py": {
-        ".open": "a chunk's or a state's file; its name is made by layout.py, its bytes are checked",
+        "open": "a descriptor of beneath.py's",
         "os.open": "a folder of the store, to sync it",
     },
-    "semkv_rag/store/identity.py": {
-        ".read_text": "the store's own id",
-        ".write_text": "the store's own id, under a random name, then linked",
-    },
-    "semkv_rag/store/index/database.py": {".open": "the lock beside the index; nothing is in it"},
+    "semkv_rag/store/identity.py": {"os.fdopen": "likewise"},
     "semkv_rag/store/index/sqlite.py": {"sqlite3.connect": "the index; SQL with parameters"},
     # The engine.
     "semkv_rag/engine/engine.py": {".open": "a chat's stream, no file"},
@@ -85,9 +84,6 @@ ALLOWED: dict[str, dict[str, str]] = {
         ".read_text": "digests of model files, in the user's own cache; JSON",
         ".write_text": "the same",
         ".update_mmap": "the model's files, to take their digest",
-    },
-    "semkv_rag/engine/hints.py": {
-        "os.open": "a chunk's file, to have it read ahead; no byte is used"
     },
     # What comes with a package, and what is installed.
     "semkv_rag/tiers/encoders.py": {

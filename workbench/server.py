@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,19 +24,24 @@ START_SECONDS = 240
 class Server:
     """Started on entering, ended on leaving.
 
+    Args:
+        extra: further options of `semkv serve`.
+
     Attributes:
         base_url: for OpenAI clients.
         store: the folder of its store.
         model: the name that requests use.
-        api_key: of the namespace `default`; `tenant_key` of the namespace `tenant`.
+        api_key: of the namespace `default`; `tenant_key` of the namespace `tenant`; `operator_key` for
+            what concerns all.
         captures_beyond: prompts of more tokens are stored by the tiers.
     """
 
     api_key = "key-of-default"
     tenant_key = "key-of-tenant"
+    operator_key = "key-of-the-operator"
     captures_beyond = 600
 
-    def __init__(self, model: Path, folder: Path) -> None:
+    def __init__(self, model: Path, folder: Path, extra: Sequence[str] = ()) -> None:
         self.model = str(model)
         self.store = folder / "store"
         self._log = folder / "log"
@@ -45,6 +51,8 @@ class Server:
         self.base_url = f"http://127.0.0.1:{self._port}/v1"
         keys = folder / "keys.json"
         keys.write_text(json.dumps({self.api_key: "default", self.tenant_key: "tenant"}))
+        operator = folder / "operator.key"
+        operator.write_text(self.operator_key + "\n")
         self._command = [
             *(sys.executable, "-m", "semkv_rag.cli", "serve", self.model),
             *("--store", str(self.store), "--api-key-namespaces", str(keys)),
@@ -52,6 +60,8 @@ class Server:
             *("--dtype", "float32", "--max-model-len", "1024"),
             *("--kv-cache-memory-bytes", str(256 << 20), "--block-size", "32", "--seed", "0"),
             *("--tiers", json.dumps({"capture_longer_than": self.captures_beyond})),
+            *("--operator-key", str(operator)),
+            *extra,
         ]
 
     def log(self) -> str:

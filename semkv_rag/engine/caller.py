@@ -66,6 +66,11 @@ def admitted(extra_args: Mapping[str, Any] | None, caller: Caller | None) -> dic
     return extra
 
 
+def namespace_in(extra_args: Mapping[str, Any]) -> str:
+    """The namespace of a request that was admitted."""
+    return str(extra_args[TRANSFER_FIELD][PARAMS_KEY]["namespace"])
+
+
 def wishes_of(transfer: Any) -> dict[str, Any]:
     """Our part of a request's `kv_transfer_params`, which may be anything that JSON can be.
 

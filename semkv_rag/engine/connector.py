@@ -81,7 +81,7 @@ class SemKVConnector(KVConnectorBase_V1):
         try:
             self._store = KVStore(root, index_url=extra.get("index_url"))
             catalogue = Catalogue(self._store, model)
-            catalogue.refresh()
+            catalogue.load()
         except SemKVError as error:
             fault = str(error)
             logger.warning("semkv: the store %s cannot be used: %s", root, error)

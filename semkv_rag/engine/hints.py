@@ -27,6 +27,7 @@ from semkv_rag.corpus.split import tokenize
 from semkv_rag.engine.catalogue import Catalogue
 from semkv_rag.errors import SemKVError
 from semkv_rag.store import ChunkKey, chunk_id
+from semkv_rag.store.beneath import open_file
 
 if TYPE_CHECKING:
     from semkv_rag.engine.llm_capturer import LLMCapturer
@@ -90,7 +91,8 @@ class Hints:
             self._thread.join()
 
     def _run(self) -> None:
-        catalogue = Catalogue(self._capturer.store, self._capturer.fingerprint)
+        # Nobody waits for a hint.
+        catalogue = Catalogue(self._capturer.store, self._capturer.fingerprint, wait_s=60.0)
         try:
             while not self._closed.is_set():
                 try:
@@ -132,7 +134,7 @@ class Hints:
         for record in store.get(model, namespace, ids).values():
             for rank in range(record.ranks):
                 with suppress(OSError):  # evicted meanwhile
-                    file = os.open(store.path(model, namespace, record.id, rank), os.O_RDONLY)
+                    file = open_file(store.path(model, namespace, record.id, rank))
                     try:
                         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
                     finally:

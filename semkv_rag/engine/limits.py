@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from semkv_rag.errors import OptionError, SemKVError
@@ -20,7 +21,9 @@ class Limits:
         body_seconds: in which a body has to arrive.
         json_values: values and keys in a body of JSON, counted by its brackets, commas and colons; what
             stands in texts counts too. Checking a body takes the server's one thread.
-        requests: of one namespace under way at a time. Those of the server's own routes count too.
+        requests: of one namespace under way at a time. Those of the server's own routes count too. A
+            request may hold several prompts or want several answers: of these as many are under way, and
+            the others wait for them.
         runs: of those, calls of `precompute` and `forget`.
         namespace_bytes: from which on a namespace stores nothing more by `precompute`, all that it has
             stored counted; None is no limit.
@@ -42,18 +45,18 @@ class Limits:
         Raises:
             OptionError: one is unknown or cannot be.
         """
-        known = [field.name for field in fields(cls)]
+        known = [limit.name for limit in fields(cls)]
         if unknown := set(values) - set(known):
             raise OptionError(f"limits: unknown {sorted(unknown)}; there are {', '.join(known)}")
         return cls(**values)
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is None and field.name.startswith("namespace_"):
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if value is None and limit.name.startswith("namespace_"):
                 continue
             if type(value) is not int or value < 1:
-                raise OptionError(f"{field.name} is {value!r}: use a whole number from 1 up")
+                raise OptionError(f"{limit.name} is {value!r}: use a whole number from 1 up")
 
 
 class LimitError(SemKVError):
@@ -86,3 +89,51 @@ class UnderWay:
             self._counts[namespace] -= 1
             if not self._counts[namespace]:
                 del self._counts[namespace]
+
+
+class Turns:
+    """Lets in one after another what a namespace asks of the engine beyond what it may at a time.
+
+    For one event loop.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._queues: dict[str, _Queue] = {}
+
+    @asynccontextmanager
+    async def taken(self, namespace: str, count: int) -> AsyncIterator[None]:
+        """Wait for places in the engine and hold them while it is entered; first come, first served.
+
+        Args:
+            count: of places.
+
+        Raises:
+            OptionError: there are never so many.
+        """
+        if count > self._most:
+            raise OptionError(
+                f"the request wants {count} answers at a time: use n up to {self._most}"
+            )
+        queue = self._queues.setdefault(namespace, _Queue(asyncio.Semaphore(self._most)))
+        queue.users += 1
+        held = 0
+        try:
+            async with queue.next:  # one collects its places at a time: two could hold half each
+                while held < count:
+                    await queue.places.acquire()
+                    held += 1
+            yield
+        finally:
+            for _ in range(held):
+                queue.places.release()
+            queue.users -= 1
+            if not queue.users:
+                del self._queues[namespace]
+
+
+@dataclass
+class _Queue:
+    places: asyncio.Semaphore
+    next: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0

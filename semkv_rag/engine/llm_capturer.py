@@ -40,6 +40,7 @@ class LLMCapturer:
         fingerprint: the model's.
         description: what the fingerprint stands for.
         gate: whether the model is served with reuse.
+        in_flight: chunks of one capture that are computed or being written at a time.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class LLMCapturer:
         fingerprint: str,
         description: Mapping[str, str],
         gate: GateReport,
+        in_flight: int = 32,
     ) -> None:
         self.store = store
         self.fingerprint = fingerprint
@@ -60,6 +62,7 @@ class LLMCapturer:
         self._llm = llm
         self._loop = loop
         self._gate = gate
+        self._in_flight = in_flight
         self._ids = itertools.count()
         self._tickets = Tickets(self._take)
         self._last_poll = time.monotonic()
@@ -68,7 +71,7 @@ class LLMCapturer:
         self,
         items: Iterable[CaptureItem],
         *,
-        in_flight: int = 32,
+        in_flight: int | None = None,
         abandon: Callable[[], bool] = lambda: False,
     ) -> Iterator[CaptureResult]:
         """See `Engine.capture`; once `abandon` says so, what is under way is dropped.
@@ -79,7 +82,8 @@ class LLMCapturer:
         if not self._gate.servable:
             raise EngineError(f"this model cannot be served with reuse: {self._gate.reason}")
         self.store.add_model(self.fingerprint, self.description)
-        return iter(Capturing(self._start, self._tickets, items, in_flight, abandon))
+        most = in_flight or self._in_flight
+        return iter(Capturing(self._start, self._tickets, items, most, abandon))
 
     def in_passing(self, item: CaptureItem, *, behind_exact: bool) -> tuple[int, dict[str, Any]]:
         """A ticket for a request that prefills an item anyway, and the wish that it must carry.

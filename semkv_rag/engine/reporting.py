@@ -9,7 +9,9 @@ served without reuse either.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +21,16 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from semkv_rag.config import DEFAULT_NAMESPACE
-from semkv_rag.engine.caller import CALLER, admitted, cache_salt, image_name, wishes_of
+from semkv_rag.engine.caller import (
+    CALLER,
+    admitted,
+    cache_salt,
+    image_name,
+    namespace_in,
+    wishes_of,
+)
 from semkv_rag.engine.images import keep_images
+from semkv_rag.engine.limits import Turns
 from semkv_rag.engine.transfer import CAPTURED_KEY, PARAMS_KEY, TRANSFER_FIELD
 from semkv_rag.errors import OptionError
 from semkv_rag.report import ReuseReport
@@ -31,6 +41,9 @@ if TYPE_CHECKING:
 CAPTURE_PREFIX = "semkv-capture-"
 """Ids of requests that are not a caller's: they capture chunks."""
 
+CAPTURES_PRIORITY = 1_000_000
+"""vLLM serves lower numbers first: nobody waits for a capture as for an answer."""
+
 
 class ReportingLLM(AsyncLLM):
     """Admits requests, looks them up in the tiers, tells their callers the report, and knows whether
@@ -40,14 +53,18 @@ class ReportingLLM(AsyncLLM):
         active: requests under way, captures not counted.
         quiet_since: when the last of them ended, in seconds of `time.monotonic`.
         tiering: the tiers over whole prompts, or None.
+        turns: what a namespace's callers may have in the engine at a time; None is no limit.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.active = 0
         self.quiet_since = time.monotonic()
         self.tiering: Tiering | None = None
+        self.turns: Turns | None = None
+        self._of_namespace: Counter[str] = Counter()
         super().__init__(*args, **kwargs)
         keep_images(self.renderer)
+        self._fair = self.vllm_config.scheduler_config.policy == "priority"
         self._has_connector = self.vllm_config.kv_transfer_config is not None
         self._hand_over = self.engine_core.add_request_async
         # vLLM has no hook there. Whatever makes a request for the engine's process, it ends here.
@@ -74,8 +91,34 @@ class ReportingLLM(AsyncLLM):
         caller = CALLER.get()
         sampling_params = sampling_params.clone()
         sampling_params.extra_args = admitted(sampling_params.extra_args, caller)
+        namespace = namespace_in(sampling_params.extra_args)
         counted = not request_id.startswith(CAPTURE_PREFIX)
+        turn: AbstractAsyncContextManager[None] = nullcontext()
+        if self.turns is not None and caller is not None:
+            turn = self.turns.taken(namespace, sampling_params.n)
+        async with turn:
+            async for output in self._generate(
+                prompt, sampling_params, request_id, namespace, counted=counted, **options
+            ):
+                yield output
+
+    async def _generate(
+        self,
+        prompt: Any,
+        sampling_params: Any,
+        request_id: str,
+        namespace: str,
+        *,
+        counted: bool,
+        **options: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """As `generate`, of a request that was admitted."""
+        caller = CALLER.get()
+        if self._fair and (caller is not None or not counted):
+            # Who has less under way comes first, whatever a client says of its requests itself.
+            options["priority"] = self._of_namespace[namespace] if counted else CAPTURES_PRIORITY
         self.active += counted
+        self._of_namespace[namespace] += 1
         began = time.perf_counter()
         tiering = self.tiering if counted else None
         tiered = None
@@ -99,6 +142,9 @@ class ReportingLLM(AsyncLLM):
             if tiering is not None and tiered is not None:
                 latency_s = time.perf_counter() - began
                 tiering.end(tiered, request_id, report, latency_s=latency_s, captured=captured)
+            self._of_namespace[namespace] -= 1
+            if not self._of_namespace[namespace]:
+                del self._of_namespace[namespace]
             if counted:
                 self.active -= 1
                 self.quiet_since = time.monotonic()

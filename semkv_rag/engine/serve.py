@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import vllm.envs
 from vllm import AsyncEngineArgs
+from vllm.config import KVTransferConfig
 from vllm.entrypoints.launchers.api_server.entry import build_and_serve
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.launchers.launcher import setup_server
@@ -27,7 +28,7 @@ from semkv_rag.engine.forced_tools import configure_tools
 from semkv_rag.engine.front import Front
 from semkv_rag.engine.gate import GateReport, ask_gate
 from semkv_rag.engine.launch import WORKER, connect_fusion, transfer_config
-from semkv_rag.engine.limits import Limits
+from semkv_rag.engine.limits import Limits, Turns
 from semkv_rag.engine.llm_capturer import LLMCapturer
 from semkv_rag.engine.model_view import config_obstacle
 from semkv_rag.engine.reporting import ReportingLLM
@@ -40,6 +41,10 @@ from semkv_rag.tiers import Cascade, Encoder, TierOptions
 
 logger = logging.getLogger(__name__)
 
+CAPTURES_IN_FLIGHT = 2
+"""Chunks that one run over HTTP has computed at a time: others wait for their first token meanwhile."""
+
+POLICY = "--scheduling-policy"
 MIDDLEWARE = "semkv_rag.engine.front.Front"
 
 KEPT_TOGETHER = "VLLM_ENABLE_RESPONSES_API_STORE"
@@ -87,10 +92,11 @@ def serve(
     arguments = ["--model", model, *vllm_args, "--middleware", MIDDLEWARE]
     if current_platform.is_cpu() and "--enforce-eager" not in vllm_args:
         arguments.append("--enforce-eager")
-    connected = ["--worker-cls", WORKER, "--kv-transfer-config", json.dumps(transfer)]
+    if api_key_namespaces and not any(one.startswith(POLICY) for one in vllm_args):
+        arguments += [POLICY, "priority"]  # see ReportingLLM: tenants take turns
     cli_env_setup()
-    plain = _parse(arguments)
-    operator_keys = {*_take_keys(plain), *([operator_key] if operator_key is not None else [])}
+    args = _parse(arguments)
+    operator_keys = {*_take_keys(args), *([operator_key] if operator_key is not None else [])}
     tenancy = Tenancy.of_keys(
         namespace,
         api_key_namespaces or {},
@@ -100,15 +106,14 @@ def serve(
     )
     if api_key_namespaces and getattr(vllm.envs, KEPT_TOGETHER):
         raise OptionError(f"{KEPT_TOGETHER} is set: vLLM does not keep it apart by key; unset it")
-    obstacle = _obstacle(plain)
-    args = plain
-    if obstacle is None:
-        args = _parse([*arguments, *connected])
-        _take_keys(args)
+    obstacle = _obstacle(args)
     shelf = KVStore(store, index_url=index_url)
     _log_as_vllm_does()
     try:
-        asyncio.run(_run(args, tenancy, limits or Limits(), shelf, obstacle, tiers, encoders))
+        connector = transfer if obstacle is None else None
+        asyncio.run(
+            _run(args, tenancy, limits or Limits(), shelf, connector, obstacle, tiers, encoders)
+        )
     except KeyboardInterrupt:
         return 130
     finally:
@@ -127,7 +132,7 @@ def _log_as_vllm_does() -> None:
 def _parse(arguments: Sequence[str]) -> Namespace:
     parser = make_arg_parser(FlexibleArgumentParser(prog="semkv serve MODEL --store DIR"))
     args: Namespace = parser.parse_args(list(arguments))
-    if getattr(args, "kv_transfer_config", None) and "--worker-cls" not in arguments:
+    if getattr(args, "kv_transfer_config", None):
         raise OptionError("--kv-transfer-config is set by semkv serve: leave it out")
     validate_parsed_serve_args(args)
     return args
@@ -167,13 +172,18 @@ async def _run(
     tenancy: Tenancy,
     limits: Limits,
     store: KVStore,
+    connector: Mapping[str, Any] | None,
     obstacle: str | None,
     tiers: TierOptions | None,
     encoders: Mapping[str, Encoder] | None,
 ) -> None:
     engine_args = AsyncEngineArgs.from_cli_args(args)
+    if connector is not None:
+        # Not by `args`, which vLLM prints: the index's URL may hold a password.
+        engine_args.kv_transfer_config = KVTransferConfig(**connector)
+        engine_args.worker_cls = WORKER
     config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-    if obstacle is None:
+    if connector is not None:
         connect_fusion(config, enable_mm_embeds=engine_args.enable_mm_embeds)
     address, sock = setup_server(args, reuse_port=False)
     try:
@@ -191,6 +201,7 @@ async def _run(
                 await asyncio.to_thread(cascade.load)
                 llm.tiering = Tiering(cascade, capturer, llm)
             routes = _routes(llm, args, tenancy, limits, capturer, gate)
+            llm.turns = Turns(limits.requests)
             Front.configure(tenancy, limits, routes)
             await llm.reset_mm_cache()
             stopped = await build_and_serve(llm, address, sock, args)
@@ -215,6 +226,7 @@ def _capturer(llm: ReportingLLM, args: Namespace, store: KVStore, gate: GateRepo
         fingerprint=config_fingerprint(config),
         description={"model": args.model, "dtype": str(config.model_config.dtype)},
         gate=gate,
+        in_flight=CAPTURES_IN_FLIGHT,
     )
 
 

@@ -54,13 +54,19 @@ OURS_ALONE = frozenset(
 """In our params: what only the engine's own process may set, and a client of another server may not."""
 
 
-@dataclass
+@dataclass(repr=False)
 class StepMetadata(KVConnectorMetadata):
     """The work of one step: blends before the forward, in this order, captures behind it."""
 
     model: str
     blends: list[BlendTask] = field(default_factory=list)
     captures: list[CaptureTask] = field(default_factory=list)
+
+    def anon_repr(self) -> str:
+        """What vLLM writes into its log when the engine fails: nobody's tokens or names."""
+        return f"StepMetadata({len(self.blends)} blends, {len(self.captures)} captures)"
+
+    __repr__ = anon_repr
 
 
 @dataclass(frozen=True)

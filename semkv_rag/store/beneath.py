@@ -202,8 +202,11 @@ def _require_file(found: os.stat_result) -> None:
         raise NotAFileError(errno.EINVAL, "is not a file")
 
 
-def make_folder(folder: Path) -> None:
+def make_folder(folder: Path, mode: int = 0o777) -> None:
     """Like mkdir -p, and the new names survive a power cut, whoever made them.
+
+    Args:
+        mode: of the folder itself, when it is made.
 
     Raises:
         OSError: it cannot be made.
@@ -214,7 +217,7 @@ def make_folder(folder: Path) -> None:
             _sync_folder(folder.parent)
         return
     make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(mode, exist_ok=True)
     _sync_folder(folder.parent)
 
 

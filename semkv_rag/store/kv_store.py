@@ -74,7 +74,8 @@ class KVStore(Closing):
         self.index_url = index_url or str(own_index)
         try:
             if not read_only:
-                make_folder(self.root)
+                # What is stored is all tenants' prompts: not for other users of the machine to read.
+                make_folder(self.root, mode=0o700)
         except OSError as error:
             raise StoreError(
                 f"the store cannot be made at {self.root}: {error.strerror}"
@@ -128,14 +129,17 @@ class KVStore(Closing):
         with self._database.reading() as connection:
             return chunks.tokens(connection, ids, model, namespace)
 
-    def changes(self, model: str, since: int) -> Changes:
+    def changes(self, model: str, since: int, namespace: str | None = None) -> Changes:
         """Which chunks of a model came and went after `since`, the `last` of an earlier answer.
 
         From 0 it tells all live chunks. So it does, with `reset` set, to a caller that is too far
         behind or whose index was replaced.
+
+        Args:
+            namespace: only what came and went there.
         """
         with self._database.reading() as connection:
-            return feed.read(connection, model, since)
+            return feed.read(connection, model, since, namespace)
 
     def last_change(self, model: str, namespace: str) -> int:
         """A number that is another one after every chunk of a namespace that came or went."""

@@ -105,10 +105,10 @@ def test_a_size_or_a_kind_that_is_wrong_is_put_right(
     report = store.verify()
     assert report.ok, "its KV is what was promised"
     assert [notice.kind for notice in report.notices] == ["stale"]
-    last = store.last_change()
+    last = store.last_change(made.MODEL, "default")
     store.verify(repair=True)
     assert rows(store) == before
-    assert store.last_change() == last, "nothing came or went"
+    assert store.last_change(made.MODEL, "default") == last, "nothing came or went"
     assert_clean(store)
 
 
@@ -167,7 +167,6 @@ def test_a_lost_change_feed_is_named(store: KVStore) -> None:
     made.put(store, 1)
     alter(store, delete(schema.feed))
     uses: list[Callable[[], object]] = [
-        store.last_change,
         lambda: store.changes(made.MODEL, 0),
         lambda: store.evict(0),
     ]

@@ -26,6 +26,7 @@ from semkv_rag.errors import OptionError
 from semkv_rag.tiers.named import encoder_names, plain_tiers, tiers_of
 
 API_KEY_VARIABLE = "SEMKV_API_KEY"
+INDEX_URL_VARIABLE = "SEMKV_INDEX_URL"
 
 _REUSE_FIELDS = ("preset", "ratio", "selector", "check_layer", "question_tokens", "namespace")
 _OF_THE_ENGINE = ("store", "index_url", "engine_args", "chat_args")
@@ -50,8 +51,8 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
     """A folder or a hub name, as for vLLM; of a server, one of its models."""
     store: str | None = None
     """The store's folder; None answers as plain vLLM does."""
-    index_url: str | None = None
-    """The store's SQL index, when it is not in its folder."""
+    index_url: SecretStr | None = None
+    """The store's SQL index, when it is not in its folder. A secret: it may hold a password."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Fields of vLLM's `AsyncEngineArgs`."""
     chat_args: dict[str, Any] = Field(default_factory=dict)
@@ -160,7 +161,7 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
 
     @property
     def lc_secrets(self) -> dict[str, str]:
-        return {"api_key": API_KEY_VARIABLE}
+        return {"api_key": API_KEY_VARIABLE, "index_url": INDEX_URL_VARIABLE}
 
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
@@ -221,7 +222,7 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
         return shared_engine(
             name,
             self.store,
-            self.index_url,
+            None if self.index_url is None else self.index_url.get_secret_value(),
             self.engine_args,
             self.chat_args,
             self.tiers,

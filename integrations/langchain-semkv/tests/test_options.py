@@ -71,6 +71,15 @@ def test_the_key_is_secret(model: type, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("model", CLASSES)
+def test_the_index_s_password_is_secret(model: type) -> None:
+    llm = model(model="m", store="s", index_url="postgresql+psycopg://me:hush@there/index")
+    shown = repr(llm) + str(llm) + dumps(llm) + str(llm._get_ls_params())
+    assert "hush" not in shown
+    assert dumpd(llm)["kwargs"]["index_url"]["id"] == ["SEMKV_INDEX_URL"]
+    assert "hush" in llm.index_url.get_secret_value()
+
+
+@pytest.mark.parametrize("model", CLASSES)
 def test_it_is_serialised_and_back(model: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEMKV_API_KEY", "hush")
     llm = model(

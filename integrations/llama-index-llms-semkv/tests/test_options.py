@@ -60,6 +60,11 @@ def test_the_key_is_not_serialised_and_not_shown() -> None:
     assert "secret" not in str(llm.to_payload())
 
 
+def test_the_index_s_password_is_not_serialised_and_not_shown() -> None:
+    llm = SemKV(model="m", store="s", index_url="postgresql+psycopg://me:hush@there/index")
+    assert "hush" not in str(llm.to_dict()) + repr(llm) + str(llm.to_payload())
+
+
 def test_an_event_s_payload_does_not_start_the_engine() -> None:
     llm = SemKV(model="a/model-that-is-not-there", ratio=0.2)
     assert llm.to_payload() == {

@@ -55,13 +55,19 @@ def advance(connection: Connection) -> int:
     return number
 
 
-def read(connection: Connection, model: str, since: int) -> Changes:
-    """What changed for a model after `since`, or all its live chunks when that cannot be told."""
+def read(connection: Connection, model: str, since: int, namespace: str | None = None) -> Changes:
+    """What changed for a model after `since`, or all its live chunks when that cannot be told.
+
+    Args:
+        namespace: only what changed there; None is any.
+    """
     first, last = _point(connection)
     if since == last:
         return Changes(last, [])
     if not first <= since <= last:
         live = select(chunks.c.namespace, chunks.c.id).where(chunks.c.model == model)
+        if namespace is not None:
+            live = live.where(chunks.c.namespace == namespace)
         rows = connection.execute(live)
         return Changes(last, [Change(row[0], row[1], True) for row in rows], reset=True)
     news = (
@@ -69,6 +75,8 @@ def read(connection: Connection, model: str, since: int) -> Changes:
         .where(changes.c.seq > since, changes.c.seq <= last, changes.c.model == model)
         .order_by(changes.c.seq)
     )
+    if namespace is not None:
+        news = news.where(changes.c.namespace == namespace)
     return Changes(last, [Change(*row) for row in connection.execute(news)])
 
 

@@ -96,7 +96,10 @@ class SemKV(StructuredPrediction):
         default=None, description="The store's folder; None answers as plain vLLM does."
     )
     index_url: str | None = Field(
-        default=None, description="The store's SQL index, when it is not in its folder."
+        default=None,
+        description="The store's SQL index, when it is not in its folder. May hold a password.",
+        exclude=True,
+        repr=False,
     )
     engine_args: dict[str, Any] = Field(
         default_factory=dict,

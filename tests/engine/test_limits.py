@@ -1,0 +1,77 @@
+"""What one namespace may have under way."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from semkv_rag.engine.limits import LimitError, Limits, Turns, UnderWay
+from semkv_rag.errors import OptionError
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"requests": 0}, {"requests": 1.5}, {"requests": True}, {"body_bytes": None}, {"speed": 1}],
+    ids=str,
+)
+def test_limits_that_cannot_be(values: dict[str, object]) -> None:
+    with pytest.raises(OptionError):
+        Limits.from_mapping(values)
+
+
+def test_limits_by_name() -> None:
+    limits = Limits.from_mapping({"requests": 3, "namespace_bytes": None})
+    assert (limits.requests, limits.runs) == (3, Limits().runs)
+
+
+def test_one_too_many_is_refused() -> None:
+    under_way = UnderWay(1, "requests")
+    with (
+        under_way.one("a"),
+        under_way.one("b"),
+        pytest.raises(LimitError, match="1 requests"),
+        under_way.one("a"),
+    ):
+        raise AssertionError
+    with under_way.one("a"):
+        pass
+
+
+async def test_turns_are_taken_in_order_and_never_too_many() -> None:
+    turns, running, most, done = Turns(3), 0, 0, []
+
+    async def ask(number: int, count: int) -> None:
+        nonlocal running, most
+        async with turns.taken("a", count):
+            running += count
+            most = max(most, running)
+            await asyncio.sleep(0.001)
+            running -= count
+        done.append(number)
+
+    counts = [1, 3, 2, 1, 1, 3, 2, 2, 1]
+    await asyncio.wait_for(asyncio.gather(*(ask(n, c) for n, c in enumerate(counts))), 10)
+    assert most == 3
+    assert sorted(done) == list(range(len(counts)))
+    with pytest.raises(OptionError, match="n up to 3"):
+        await ask(9, 4)
+    assert turns._queues == {}
+
+
+async def test_who_gives_up_leaves_its_place() -> None:
+    turns = Turns(2)
+
+    async def hold(count: int) -> None:
+        async with turns.taken("a", count):
+            await asyncio.sleep(60)
+
+    tasks = [asyncio.create_task(hold(count)) for count in (1, 2, 2)]
+    await asyncio.sleep(0.01)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    async with asyncio.timeout(5), turns.taken("a", 2):
+        pass
+    async with asyncio.timeout(5), turns.taken("b", 2):
+        pass
