@@ -25,6 +25,10 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # Not blocking: a pipe could take a file's place after it was looked at.
 _FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
+_kept: Final[set[tuple[Path, int]]] = set()
+"""Path and inode of folders whose names this process synced: either alone may be another's later."""
+_MOST_KEPT: Final = 10_000
+
 
 class NotAFileError(OSError):
     """A link, a pipe or something else stands where a file or a folder of the store belongs."""
@@ -43,18 +47,20 @@ def folder_of(path: Path, *, make: bool = False) -> Iterator[int]:
         OSError: it is not there, or cannot be opened.
     """
     top, names = _split(path)
-    if make:
-        _make_folder(top)
+    if make and not top.is_dir():
+        make_folder(top)
     handle = os.open(top, _FOLDER)
     try:
-        for name in names:
-            if make:
-                with suppress(FileExistsError):
-                    os.mkdir(name, dir_fd=handle)
-                    os.fsync(handle)
+        for depth, name in enumerate(names, start=1):
+            is_new = make and _make_inner(handle, name)
             inner = _open_folder(handle, name)
-            os.close(handle)
-            handle = inner
+            parent, handle = handle, inner
+            try:
+                if make:
+                    place = top.joinpath(*names[:depth])
+                    _keep_name(place, parent, inner, is_new=is_new)
+            finally:
+                os.close(parent)
         yield handle
     finally:
         os.close(handle)
@@ -89,6 +95,21 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
         os.close(handle)
         raise
     return handle
+
+
+def keep(path: Path) -> None:
+    """Have a file that was found survive a power cut: whoever wrote it may have been killed before.
+
+    Raises:
+        OSError: it went, or its disk fails.
+    """
+    with folder_of(path, make=True) as folder:
+        handle = os.open(path.name, os.O_RDONLY | _FILE, dir_fd=folder)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        os.fsync(folder)
 
 
 def status(path: Path) -> os.stat_result | None:
@@ -181,12 +202,45 @@ def _require_file(found: os.stat_result) -> None:
         raise NotAFileError(errno.EINVAL, "is not a file")
 
 
-def _make_folder(folder: Path) -> None:
-    """Like mkdir -p, and the new names survive a power cut."""
-    if not folder.is_dir():
-        _make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
-        _sync_folder(folder.parent)
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Like mkdir -p, and the new names survive a power cut, whoever made them.
+
+    Args:
+        mode: of the folder itself, when it is made.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if folder.is_dir():
+        # Somebody else may have made it who did not sync it yet, or was killed.
+        with suppress(OSError):  # in a folder that others made, and that we may not read
+            _sync_folder(folder.parent)
+        return
+    make_folder(folder.parent)
+    folder.mkdir(mode, exist_ok=True)
+    _sync_folder(folder.parent)
+
+
+def _make_inner(parent: int, name: str) -> bool:
+    """Make a folder; False when there was one."""
+    try:
+        os.mkdir(name, dir_fd=parent)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _keep_name(path: Path, parent: int, folder: int, *, is_new: bool) -> None:
+    """Have a folder's name survive a power cut: once in each process, and when it was made now.
+
+    Whoever made a folder that is there may not have synced it yet, or was killed before.
+    """
+    key = (path, os.fstat(folder).st_ino)
+    if is_new or key not in _kept:
+        os.fsync(parent)
+        if len(_kept) >= _MOST_KEPT:
+            _kept.clear()
+        _kept.add(key)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -20,6 +20,7 @@ from semkv_rag.closing import Closing
 from semkv_rag.errors import StoreError
 from semkv_rag.reuse.tokens import StoredTokens
 from semkv_rag.store import layout
+from semkv_rag.store.beneath import make_folder
 from semkv_rag.store.contents import Contents
 from semkv_rag.store.eviction import evict
 from semkv_rag.store.gone import GoneFile, unlink
@@ -75,7 +76,7 @@ class KVStore(Closing):
         try:
             if not read_only:
                 # What is stored is all tenants' prompts: not for other users of the machine to read.
-                self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_folder(self.root, mode=0o700)
         except OSError as error:
             raise StoreError(
                 f"the store cannot be made at {self.root}: {error.strerror}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -21,7 +22,7 @@ from sqlalchemy import Connection
 
 from semkv_rag.errors import ChunkFileError, SemKVError, StateFileError, StoreVersionError
 from semkv_rag.reuse.tokens import StoredTokens
-from semkv_rag.store.beneath import NotAFileError, open_file, remove_if_possible, status
+from semkv_rag.store.beneath import NotAFileError, keep, open_file, remove_if_possible, status
 from semkv_rag.store.chunk_file import ChunkFile
 from semkv_rag.store.contents import Contents
 from semkv_rag.store.gone import BATCH, GoneFile, promised, unlink
@@ -190,7 +191,7 @@ class _Run:
                     continue
                 whole.append(ChunkKey(first.id, first.model, first.namespace))
                 for part in own:
-                    self._notice("orphan", part.path, "sound, and not in the index")
+                    self._take_in(part.path)
                 self._check_parts([part for part in parts if part not in own])
             if self._repair:
                 self._contents.add(whole, mending=True)
@@ -200,9 +201,16 @@ class _Run:
         for unknown in self._unknown(state_files(self._root)):
             orphans = [path for path in unknown if self._checked(path, self._read_state)]
             for path in orphans:
-                self._notice("orphan", path, "sound, and not in the index")
+                self._take_in(path)
             if self._repair:
                 self._states.promise(orphans, mending=True)
+
+    def _take_in(self, path: Path) -> None:
+        """Say that a file is not promised, and make it ready for that."""
+        self._notice("orphan", path, "sound, and not in the index")
+        if self._repair:
+            with suppress(FileNotFoundError):  # it went meanwhile, and will not be promised
+                keep(path)
 
     def check_temporary_files(self) -> None:
         """What killed writers left; it goes once it is old, because nobody can want it.

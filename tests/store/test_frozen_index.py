@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -17,6 +17,7 @@ from semkv_rag.errors import StoreError
 from semkv_rag.store import KVStore
 from semkv_rag.store.index import database, rest
 from semkv_rag.store.index.database import READ_S, Database
+from semkv_rag.store.records import Changes
 from tests.store import made
 from workbench.postgres import PostgresServer
 
@@ -47,7 +48,7 @@ def store(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.setattr(rest, "REST_S", 1.0)
     with KVStore(tmp_path / "store", index_url=url) as opened:
         made.put(opened, 1)
-        opened.last_change()  # both of its connections are there
+        read(opened)  # both of its connections are there
         yield opened
 
 
@@ -59,29 +60,34 @@ def fails(within_s: float, match: str) -> Iterator[None]:
     assert time.monotonic() - began < within_s
 
 
-def works_again(read: Callable[[], object]) -> None:
+def read(store: KVStore) -> Changes:
+    """What a request asks first."""
+    return store.changes(made.MODEL, 0)
+
+
+def works_again(store: KVStore) -> None:
     until = time.monotonic() + 10
     while time.monotonic() < until:
         try:
-            read()
+            read(store)
             return
         except StoreError:
             time.sleep(0.1)
-    read()
+    read(store)
 
 
 def test_a_frozen_server_is_waited_for_once(store: KVStore, server: PostgresServer) -> None:
     with server.frozen():
         with fails(BUDGET_S, "cannot be read: the database server was silent"):
-            store.last_change()
+            read(store)
         for _ in range(20):
             with fails(AT_ONCE_S, "cannot be read: the database did not answer"):
-                store.changes(made.MODEL, 0)
+                read(store)
         with fails(AT_ONCE_S, "cannot be written: the database did not answer"):
             store.touch([])
-    works_again(store.last_change)
+    works_again(store)
     made.put(store, 2)
-    assert len(store.changes(made.MODEL, 0).entries) == 2
+    assert len(read(store).entries) == 2
 
 
 def test_while_one_asks_again_the_others_do_not_wait(
@@ -89,7 +95,7 @@ def test_while_one_asks_again_the_others_do_not_wait(
 ) -> None:
     def fail() -> None:
         with fails(BUDGET_S, "silent|connection timeout"):
-            store.last_change()
+            read(store)
 
     with server.frozen(), ThreadPoolExecutor() as others:
         fail()
@@ -97,7 +103,7 @@ def test_while_one_asks_again_the_others_do_not_wait(
         asking = others.submit(fail)
         time.sleep(0.2)
         with fails(AT_ONCE_S, "did not answer"):
-            store.last_change()
+            read(store)
         assert not asking.done()
         asking.result()
 
@@ -142,11 +148,11 @@ def test_a_server_that_was_killed_and_started_again(store: KVStore, server: Post
     server.kill()
     try:
         with fails(AT_ONCE_S, "cannot be read"):
-            store.last_change()
+            read(store)
     finally:
         server.start()
     # Who was refused at once asks again at once.
-    assert len(store.changes(made.MODEL, 0).entries) == 1
+    assert len(read(store).entries) == 1
     made.put(store, 2)
 
 
@@ -157,7 +163,7 @@ def test_connections_that_the_server_ended_are_made_anew(
         connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
         )
-    assert len(store.changes(made.MODEL, 0).entries) == 1
+    assert len(read(store).entries) == 1
     made.put(store, 2)
 
 
@@ -167,10 +173,10 @@ def test_a_lock_on_all_that_another_session_holds(store: KVStore, server: Postgr
         with other.transaction():
             other.execute("LOCK TABLE feed IN ACCESS EXCLUSIVE MODE")
             with fails(BUDGET_S, "cannot be read: .*lock timeout"):
-                store.last_change()
+                read(store)
             with fails(AT_ONCE_S, "cannot be read: the database did not answer"):
-                store.last_change()
-    works_again(store.last_change)
+                read(store)
+    works_again(store)
 
 
 def test_a_writer_that_holds_its_turn_stops_writers_only(
@@ -182,7 +188,7 @@ def test_a_writer_that_holds_its_turn_stops_writers_only(
             other.execute("SELECT last FROM feed FOR UPDATE")
             with fails(BUDGET_S, "cannot be written: .*lock timeout"):
                 store.add_model("m", {})
-            assert store.last_change()
+            assert read(store)
 
 
 @contextmanager
@@ -197,12 +203,12 @@ def turn_taken(store: KVStore) -> Iterator[None]:
 def test_writers_that_wait_do_not_stop_readers(tmp_path: Path, index_url: str | None) -> None:
     """More of them in one process than a pool has connections."""
     with KVStore(tmp_path / "store", index_url=index_url) as store:
-        store.last_change()
+        read(store)
         with ThreadPoolExecutor(20) as others, turn_taken(store):
             waiting = [others.submit(store.add_model, "m", {}) for _ in range(20)]
             time.sleep(0.3)
             began = time.monotonic()
-            assert store.last_change()
+            assert read(store)
             assert time.monotonic() - began < AT_ONCE_S
         for writer in waiting:
             writer.result()
@@ -248,12 +254,12 @@ def test_a_file_that_another_program_has_for_itself(
             other.execute("BEGIN EXCLUSIVE")
             if journal == "DELETE":
                 with fails(BUDGET_S, "cannot be read: database is locked"):
-                    store.last_change()
+                    read(store)
                 with fails(AT_ONCE_S, "cannot be read: the database did not answer"):
-                    store.last_change()
+                    read(store)
             else:
                 began = time.monotonic()
-                assert store.last_change()
+                assert read(store)
                 assert time.monotonic() - began < AT_ONCE_S
             other.execute("COMMIT")
-            works_again(store.last_change)
+            works_again(store)
