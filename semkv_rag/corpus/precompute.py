@@ -33,6 +33,7 @@ from semkv_rag.corpus.split import check_sizes, split_text, tokenize
 from semkv_rag.errors import CorpusError, OptionError
 from semkv_rag.reuse.tokens import TokenArray, token_array
 from semkv_rag.store import ChunkKey, chunk_id
+from semkv_rag.unicode_text import is_unicode, not_unicode
 
 DEFAULT_CHUNK_TOKENS = 512
 
@@ -76,8 +77,8 @@ def precompute(
     Raises:
         CorpusError: a path does not exist or is of no known kind. A document that cannot be read
             is no error: it is in the result's `failures`.
-        OptionError: the chunking, the contexts or the namespace make no sense, or the engine has no
-            store.
+        OptionError: the chunking, the contexts, the namespace or the head make no sense, or the engine
+            has no store.
         StoreError: the store cannot be written. What was computed before is kept.
     """
     started = time.monotonic()
@@ -120,20 +121,40 @@ def precompute_texts(
     the texts of a source in its order: with `left` each is computed behind the one before.
 
     Raises:
-        OptionError: the contexts or the namespace make no sense, or the engine has no store.
+        OptionError: the contexts, the namespace or the head make no sense, a document is no name with
+            texts, or the engine has no store. Nothing was computed. A text that cannot be encoded is
+            no error: its document is in the result's `failures`.
         StoreError: the store cannot be written. What was computed before is kept.
     """
     started = time.monotonic()
     run = _Run(engine, namespace, head, context, on_progress)
+    checked = [(_name(name), _texts(name, texts)) for name, texts in documents]
 
     def read(name: str, texts: Sequence[str]) -> _Document:
+        for number, text in enumerate(texts, 1):
+            if not is_unicode(text):
+                raise CorpusError(f"chunk {number}: {not_unicode(text)}")
         digest = _digest(*run.settings, *texts)
         return _Document(name, digest, sum(map(len, texts)), lambda _: texts)
 
-    run.read([(name, partial(read, name, texts)) for name, texts in documents])
+    run.read([(name, partial(read, name, texts)) for name, texts in checked])
     run.compute()
     run.result.seconds = time.monotonic() - started
     return run.result
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str) or not is_unicode(name):
+        raise OptionError(f"a document is called {name!a}: use a text")
+    return name
+
+
+def _texts(name: str, texts: object) -> Sequence[str]:
+    if isinstance(texts, str) or not isinstance(texts, Sequence):
+        raise OptionError(f"{name}: give the texts of its chunks in a list")
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise OptionError(f"{name}: a chunk is {wrong[0]!a}: use a text")
+    return texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +193,8 @@ class _Run:
     ) -> None:
         if engine.store is None:
             raise OptionError("the engine was started without a store: give it one")
+        if not isinstance(head, str) or not is_unicode(head):
+            raise OptionError(f"the head is {head!a}: use a text")
         self.result = PrecomputeResult()
         self._modes = context_modes(context)
         self._engine = engine

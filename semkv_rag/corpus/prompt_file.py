@@ -15,6 +15,7 @@ from typing import Any
 from semkv_rag.config import DEFAULT_NAMESPACE, check_namespace
 from semkv_rag.errors import OptionError
 from semkv_rag.messages import text_messages
+from semkv_rag.unicode_text import is_unicode
 
 _FIELDS = ("prompt", "messages", "namespace", "source_version")
 
@@ -60,13 +61,15 @@ def _parsed(path: Path, lines: Sequence[str], namespace: str) -> Iterator[Prompt
         name = f"{path}:{number}"
         try:
             yield _prompt_line(name, json.loads(line), namespace)
-        except (ValueError, OptionError) as error:
+        except (ValueError, RecursionError) as error:  # OptionError is a ValueError
             raise OptionError(f"{name}: {error}") from error
 
 
 def _prompt_line(name: str, values: Any, namespace: str) -> PromptLine:
     if not isinstance(values, dict):
         raise OptionError('write an object, such as {"prompt": "…"}')
+    if not is_unicode(json.dumps(values, ensure_ascii=False)):
+        raise OptionError("a text has half of a UTF-16 pair (\\ud800 to \\udfff)")
     if unknown := sorted(values.keys() - set(_FIELDS)):
         raise OptionError(f"unknown {unknown}: there are {', '.join(_FIELDS)}")
     if ("prompt" in values) == ("messages" in values):

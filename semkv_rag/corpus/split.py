@@ -10,8 +10,9 @@ from typing import Any
 from semantic_text_splitter import MarkdownSplitter, TextSplitter
 from tokenizers import Tokenizer
 
-from semkv_rag.errors import OptionError
+from semkv_rag.errors import CorpusError, OptionError
 from semkv_rag.reuse.tokens import TokenArray, token_array
+from semkv_rag.unicode_text import is_unicode, not_unicode
 
 LONGEST_SENTENCE = 20_000
 """Characters; longer text without the end of a line or sentence is cut here, at a space if it can be.
@@ -45,8 +46,11 @@ def split_text(
 
     Raises:
         OptionError: the sizes make no sense.
+        CorpusError: the text cannot be encoded.
     """
     check_sizes(size, overlap)
+    if not is_unicode(text):
+        raise CorpusError(not_unicode(text))
     kind = MarkdownSplitter if markdown else TextSplitter
     splitter = kind.from_callback(_counter(tokenizer, size), size, overlap)
     return [

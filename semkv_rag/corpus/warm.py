@@ -16,6 +16,7 @@ from semkv_rag.errors import OptionError
 from semkv_rag.reuse.tokens import TokenArray, token_array
 from semkv_rag.store import ChunkKey, KVStore, chunk_id
 from semkv_rag.tiers import Cascade
+from semkv_rag.unicode_text import is_unicode, not_unicode
 
 IN_FLIGHT = 32
 
@@ -125,6 +126,8 @@ class _Run:
         id_ = chunk_id(self._model, prompt.namespace, token_array([]), prompt.tokens)
         if not len(prompt.tokens):
             self._fail(prompt, "no tokens")
+        elif not is_unicode(prompt.text):
+            self._fail(prompt, not_unicode(prompt.text))
         elif len(prompt.tokens) >= self._max_tokens:
             self._fail(
                 prompt, f"{len(prompt.tokens):,} tokens, and the model takes {self._max_tokens:,}"

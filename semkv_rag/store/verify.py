@@ -155,7 +155,7 @@ class _Run:
 
     def check_promises(self) -> None:
         """Every row: its files are there and sound, and what the index holds is what they say."""
-        with self._database.reading() as connection:
+        with self._database.scanning() as connection:
             total = sum(entry.chunks for entry in chunks.stats(connection, None))
         for page in self._contents.pages(None, None):
             for batch in chunks.pieces(page, BATCH):

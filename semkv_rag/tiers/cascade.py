@@ -9,6 +9,7 @@ fails a look-up: the tier misses, and the reason is in the answer.
 from __future__ import annotations
 
 import logging
+import numbers
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ import numpy as np
 
 from semkv_rag.closing import Closing
 from semkv_rag.config import DEFAULT_NAMESPACE, check_namespace
-from semkv_rag.errors import SemKVError
+from semkv_rag.errors import OptionError, SemKVError
 from semkv_rag.report import Explored
 from semkv_rag.reuse import TokenArray, token_array
 from semkv_rag.store import KVStore, PromptRecord, VectorKey
@@ -28,6 +29,7 @@ from semkv_rag.tiers.lookup import SEMANTIC_LAYER, Asked, Explanation, Lookup
 from semkv_rag.tiers.options import TierOptions
 from semkv_rag.tiers.search import Parts, Search, encode
 from semkv_rag.tiers.vectors import VectorIndex, Vectors
+from semkv_rag.unicode_text import is_unicode, not_unicode
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -119,7 +121,8 @@ class Cascade(Closing):
             source_version: only prompts stored with the same one may be donors.
 
         Raises:
-            OptionError: the namespace cannot be one.
+            OptionError: the namespace cannot be one, text or source version are no texts, or tokens are
+                no token ids.
         """
         asked = self._asked(text, tokens, namespace, images, image_keys, source_version)
         search = Search(self._parts, asked)
@@ -157,6 +160,8 @@ class Cascade(Closing):
             return False  # another prompt was answered
         if not 0 < len(asked.tokens) > options.capture_longer_than:
             return False
+        if not is_unicode(asked.text + asked.source_version):
+            return False
         if options.capture_after == 1:
             return True
         try:
@@ -186,10 +191,13 @@ class Cascade(Closing):
 
         Raises:
             StoreError: the store cannot be written.
-            OptionError: the namespace cannot be one.
+            OptionError: as of `lookup`, or a text has half of a UTF-16 pair.
             ValueError: an encoder gave a vector that cannot be compared.
         """
         asked = self._asked(text, tokens, namespace, images, image_keys, source_version)
+        for given in (text, source_version):
+            if not is_unicode(given):
+                raise OptionError(f"a prompt to store: {not_unicode(given)}")
         found = dict(vectors or {})
         for key, encoder in self._encoders.items():
             if key not in found and (vector := encode(encoder, asked)) is not None:
@@ -221,7 +229,7 @@ class Cascade(Closing):
 
         Raises:
             StoreError: the store cannot be read.
-            OptionError: the namespace cannot be one.
+            OptionError: as of `lookup`.
         """
         asked = self._asked(text, tokens, namespace, None, None, source_version)
         prompts = self._store.prompts
@@ -244,8 +252,18 @@ class Cascade(Closing):
             correct: whether the answer to the donor's prompt would have done for this one.
 
         Raises:
+            OptionError: `explored` is not what a look-up gave, or `correct` no truth value.
             StoreError: the store cannot be written.
         """
+        names = (explored.namespace, explored.donor, explored.layer, explored.encoder)
+        if not all(isinstance(name, str) and is_unicode(name) for name in names):
+            raise OptionError(f"explored is {explored!a}: use what the request's report has there")
+        similarity: object = explored.similarity
+        # A cosine in single precision may be a little above 1.
+        if not isinstance(similarity, numbers.Real) or not abs(float(similarity)) <= 1.001:
+            raise OptionError(f"similarity is {similarity!a}: use a number from -1 to 1")
+        if not isinstance(correct, bool):
+            raise OptionError(f"correct is {correct!r}: use true or false")
         return self._store.prompts.add_outcome(
             self._model,
             explored.namespace,
@@ -270,10 +288,16 @@ class Cascade(Closing):
         image_keys: Sequence[str] | None,
         source_version: str,
     ) -> Asked:
+        if not isinstance(text, str) or not isinstance(source_version, str):
+            raise OptionError("a prompt's text and source version are texts")
+        try:
+            ids = token_array(tokens)
+        except (OverflowError, TypeError, ValueError) as error:
+            raise OptionError(f"a prompt's tokens are token ids: {error}") from error
         return Asked.of(
             self._model,
             text,
-            token_array(tokens),
+            ids,
             check_namespace(namespace),
             images or (),
             image_keys,

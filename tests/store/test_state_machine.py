@@ -150,7 +150,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(namespace=NAMESPACES, seed=SEEDS, moment=st.floats(0, 0.02), adding=st.booleans())
     def crash(self, namespace: str, seed: int, moment: float, adding: bool) -> None:
         chunk = namespace, made.header(seed, namespace=namespace).id
-        if chunk in self.damaged or self.promised.get(chunk, 1) != 1:
+        ranks = self.promised.get(chunk) or self.written.get(chunk, 1)
+        if chunk in self.damaged or ranks != 1:
             return
         child = os.fork()
         if child == 0:
