@@ -20,6 +20,12 @@ LONGEST_SENTENCE = 20_000
 The splitter takes time that is quadratic in the length of a sentence.
 """
 
+LONGEST_TOKEN = 128
+"""Characters; a text is taken to have a token for each so many at least.
+
+There are tokenizers that make one token of any word they do not know, and all of it would be overlap.
+"""
+
 _SENTENCE_END = re.compile(r"\n|[.!?]\s|[。！？]")
 
 
@@ -81,9 +87,12 @@ def _counter(tokenizer: Any, size: int) -> Callable[[str], int]:
     characters, enough = 8 * size + 512, size + 64
 
     def at_least(part: str) -> int:
+        least = len(part) // LONGEST_TOKEN
+        if least > size:
+            return least
         if len(part) > characters and (tokens := count(part[:characters])) > enough:
             return tokens
-        return count(part)
+        return max(count(part), least)
 
     return at_least
 

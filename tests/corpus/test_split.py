@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from semkv_rag.corpus import split_text
-from semkv_rag.corpus.split import LONGEST_SENTENCE
+from semkv_rag.corpus.split import LONGEST_SENTENCE, LONGEST_TOKEN
 from semkv_rag.errors import OptionError
 from tests.budget import BUDGET_SECONDS, cpu_seconds
 
@@ -136,3 +136,11 @@ def test_a_text_of_sentences_is_not_cut_beforehand() -> None:
     paragraph = " ".join(f"Sentence {n} of many ." for n in range(LONGEST_SENTENCE // 10))
     (whole,) = split_text(paragraph, word_tokenizer(), size=LONGEST_SENTENCE)
     assert whole.text == paragraph
+
+
+def test_a_word_that_is_one_token_is_cut() -> None:
+    """Each chunk would share all but a character with the one before: any part of it is a token."""
+    word = "<?" * 10_000
+    chunks = split_text(word, word_tokenizer(), size=64, overlap=8)
+    assert all(len(chunk.text) <= 65 * LONGEST_TOKEN for chunk in chunks)
+    assert sum(len(chunk.text) for chunk in chunks) < 2 * len(word)
