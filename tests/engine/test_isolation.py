@@ -52,7 +52,7 @@ def cached(engine: Engine, prompt: list[int], namespace: str) -> int:
 def test_blocks_that_fill_up_while_an_answer_is_decoded(
     engine: Engine, namespace: str, length: int
 ) -> None:
-    prompt = random_tokens(hash((namespace, length)), length)
+    prompt = random_tokens(5000 + length, length)
     reuse = ReuseOptions(namespace=namespace)
     answer = engine.generate(prompt, sampling={**FREE, "max_tokens": 2 * BLOCK}, reuse=reuse)
     further = [*prompt, *answer.token_ids, 9, 10]
