@@ -18,7 +18,7 @@ from tests.corpus.made_up_engine import word_tokenizer
 
 KINDS = ("txt", "md", "html", "pdf")
 
-BUDGET_SECONDS = {"txt": 2.0, "md": 2.0, "html": 2.0, "pdf": 10.0}
+BUDGET_SECONDS = {"txt": 5.0, "md": 5.0, "html": 5.0, "pdf": 10.0}
 """Processor time for one document: reading it, splitting it and comparing its text."""
 
 LONGEST = 20_000

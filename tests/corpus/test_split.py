@@ -120,7 +120,7 @@ def test_what_is_measured_is_linear_in_the_text(pattern: str, markdown: bool) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("markdown", [False, True])
 def test_a_sentence_without_end_takes_linear_time(markdown: bool) -> None:
-    text = "漢" * 500_000
+    text = "漢" * 250_000
     assert cpu_seconds(lambda: split_text(text, Counting(), 512, 0, markdown)) < BUDGET_SECONDS
 
 
