@@ -30,6 +30,7 @@ from semkv_rag.corpus import (
     precompute,
 )
 from semkv_rag.corpus.context import context_modes
+from semkv_rag.errors import OptionError
 from semkv_rag.store import KVStore
 
 
@@ -97,7 +98,7 @@ def precompute_command(
                 namespace=namespace,
                 chunk_tokens=chunk_tokens,
                 overlap=overlap,
-                head=head_file.read_text(encoding="utf-8") if head_file else head,
+                head=_head(head_file) if head_file else head,
                 context=modes,
                 sync=sync,
                 on_progress=bar.update,
@@ -109,7 +110,9 @@ def precompute_command(
     for failure in result.failures:
         say(f"{failure.source}: {failure.reason}")
     if result.skipped:
-        say(f"{in_words(len(result.skipped), 'file')} of other kinds left out")
+        say(
+            f"{in_words(len(result.skipped), 'file')} left out: other kinds, links that lead elsewhere"
+        )
     if as_json:
         print_json(asdict(result))
     else:
@@ -131,3 +134,15 @@ def _print_summary(result: PrecomputeResult) -> None:
             f"found in the store: {result.tokens:,} tokens, {size_in_words(result.bytes)} "
             f"in {result.computing_seconds:.1f} s ({rate:,.0f} tokens/s)"
         )
+
+
+def _head(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        OptionError: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise OptionError(f"--head-file {path} is not read: {error}") from error

@@ -30,11 +30,12 @@ from semkv_rag.engine.transfer import (
     STORE_IMAGES_KEY,
     TRANSFER_FIELD,
 )
-from semkv_rag.errors import EngineError, SemKVError
+from semkv_rag.errors import EngineError, OptionError, SemKVError
 from semkv_rag.report import ReuseReport, log_line
 from semkv_rag.reuse import tell_images_apart, token_array
 from semkv_rag.store import ChunkKey
 from semkv_rag.tiers import Cascade, Lookup
+from semkv_rag.unicode_text import is_unicode, not_unicode
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -183,11 +184,14 @@ class Tiering:
         """Prefill a prompt, store its KV, and make it a donor.
 
         Raises:
+            OptionError: the prompt is no text.
             EngineError: it could not be computed or written.
             StoreError: the store cannot be written.
         """
         tokenizer = self._capturer.tokenizer
         if isinstance(prompt, str):
+            if not is_unicode(prompt):
+                raise OptionError(f"the prompt is no text: {not_unicode(prompt)}")
             text, tokens = prompt, tokenize(tokenizer, prompt, special=True)
         else:
             tokens = token_array(prompt)
