@@ -64,6 +64,11 @@ class Server:
             *extra,
         ]
 
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._process.pid
+
     def log(self) -> str:
         """What it has printed so far."""
         return self._log.read_text()

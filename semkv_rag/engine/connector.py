@@ -38,6 +38,7 @@ from semkv_rag.config import ReuseOptions
 from semkv_rag.engine.catalogue import Catalogue
 from semkv_rag.engine.executor import BlendExecutor
 from semkv_rag.engine.fingerprint import config_fingerprint
+from semkv_rag.engine.orphan import end_with_parent
 from semkv_rag.engine.planner import RequestPlanner
 from semkv_rag.engine.transfer import StepMetadata, WorkerHandshake, WorkerResults
 from semkv_rag.errors import SemKVError
@@ -71,6 +72,7 @@ class SemKVConnector(KVConnectorBase_V1):
         if role is KVConnectorRole.WORKER:
             self.executor = BlendExecutor(vllm_config, root)
         else:
+            end_with_parent()
             self._planner = self._make_planner(vllm_config, root, extra)
 
     def _make_planner(
