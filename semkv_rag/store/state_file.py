@@ -33,8 +33,6 @@ from semkv_rag.store.tensor_file import (
 FORMAT: Final = FileFormat("semkv.state", 1, "state file", StateFileError)
 _TENSOR: Final = "state"
 _DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
-_MAX_SIDE: Final = (1 << 31) - 1
-"""What the index's integers hold."""
 _KEY: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -160,7 +158,7 @@ class StateFile(TensorFile):
         entry = entries.get(_TENSOR)
         if entry is None or len(entries) != 1:
             raise self._unusable("its tensors are not those of a state")
-        fits = len(entry.shape) == 2 and entry.dtype in _DTYPES and max(entry.shape) <= _MAX_SIDE
+        fits = len(entry.shape) == 2 and entry.dtype in _DTYPES
         if not fits or dtype_name(entry.dtype) != metadata["dtype"]:
             raise self._unusable(f"its tensor {_TENSOR} does not fit the header")
 

@@ -37,7 +37,11 @@ from semkv_rag.store.finite import is_finite, raw_bytes
 
 MAX_HEADER_BYTES: Final = 4 << 20
 TEMPORARY_SUFFIX: Final = ".tmp"
+_MAX_SIDE: Final = (1 << 31) - 1
+"""Of a tensor: what torch and the index can hold, also where another side is 0."""
 _PIECE_BYTES: Final = 16 << 20
+_LONGEST_TEXT: Final = 500
+"""Characters of an error that quotes a file; its header may have millions."""
 
 # The header checksum stands at a fixed place, so that it covers every byte behind it as it stands.
 _PREFIX: Final = b'{"__metadata__":{"xxh3":"'
@@ -224,9 +228,10 @@ class TensorFile(Closing):
                     f"its format is {metadata['format']!r}, not {self.FORMAT.name!r}"
                 )
             if int(metadata["format_version"]) > self.FORMAT.version:
+                version = _shortened(metadata["format_version"])
                 raise StoreVersionError(
-                    f"a {self.FORMAT.noun} of format {metadata['format_version']} was written by a"
-                    f" newer version of semkv-rag: this one reads up to {self.FORMAT.version}"
+                    f"a {self.FORMAT.noun} of format {version} was written by a newer version of"
+                    f" semkv-rag: this one reads up to {self.FORMAT.version}"
                 )
             entries = {name: _entry(name, value, metadata) for name, value in document.items()}
             self._check_entries(metadata, entries)
@@ -240,7 +245,7 @@ class TensorFile(Closing):
         offset = 0
         for name, entry in entries.items():
             size = entry.dtype.itemsize * math.prod(entry.shape)
-            if min(entry.shape) < 0 or (entry.begin, entry.end) != (offset, offset + size):
+            if (entry.begin, entry.end) != (offset, offset + size):
                 raise self._unusable(f"its tensor {name} does not fit the header")
             offset = entry.end
         if offset != self.size_bytes - self._data_begin:
@@ -296,7 +301,7 @@ class TensorFile(Closing):
         return self._error(f"cannot be used: {text}")
 
     def _error(self, text: str) -> StoreError:
-        return self.FORMAT.error(f"{self.FORMAT.noun} {self.path.name} {text}")
+        return self.FORMAT.error(f"{self.FORMAT.noun} {self.path.name} {_shortened(text)}")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -342,13 +347,27 @@ def _encode(
 
 def _entry(name: str, value: Mapping[str, Any], metadata: Mapping[str, str]) -> TensorEntry:
     begin, end = value["data_offsets"]
+    shape = value["shape"]
+    # Not int(…) of whatever stands there: JSON has Infinity, true, "8" and 0.5, too.
+    if not (
+        isinstance(shape, list)
+        and shape
+        and all(type(side) is int for side in (*shape, begin, end))
+    ):
+        raise ValueError(f"the shape or the place of {name} is not in whole numbers")
+    if min(shape) < 0 or max(shape) > _MAX_SIDE:
+        raise ValueError(f"the shape of {name} cannot be one")
     return TensorEntry(
         dtype=getattr(torch, _TORCH_NAMES[value["dtype"]]),
-        shape=tuple(int(size) for size in value["shape"]),
-        begin=int(begin),
-        end=int(end),
+        shape=tuple(shape),
+        begin=begin,
+        end=end,
         checksum=metadata[f"xxh3:{name}"],
     )
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
 
 
 def _temporary_file(name: str, folder: int) -> tuple[str, BinaryIO]:

@@ -24,6 +24,7 @@ def header(
     rank: int = 0,
     world_size: int = 1,
     created_at: float = 1000.0,
+    layers: int = LAYERS,
 ) -> ChunkHeader:
     """A chunk's header; chunks of the same `context` length share their context."""
     ids = np.random.default_rng(seed).integers(0, 50_000, tokens, dtype=np.int32)
@@ -36,7 +37,7 @@ def header(
         tokens=ids,
         context=left,
         dtype=dtype,
-        layers=LAYERS,
+        layers=layers,
         rank=rank,
         world_size=world_size,
         created_at=created_at,
