@@ -36,6 +36,10 @@ NAMESPACE_HEADER = "x-semkv-namespace"
 _DONE = b"data: [DONE]\n\n"
 _STRUCTURE = b"[]{},:"
 
+_KEPT_BYTES = 64 << 10
+"""A refused request whose body is no larger does not cost its connection: the server drops what still
+comes of the body. Where a connection is closed meanwhile, the client meets a reset, not the answer."""
+
 
 class _Refused(Exception):
     """A request is not passed on; why, for who sent it."""
@@ -209,8 +213,9 @@ async def _answer(refused: _Refused, scope: Scope, receive: Receive, send: Send)
         "code": refused.status,
     }
     headers = {"retry-after": "1"} if refused.status == 429 else {}
-    # What is left of the body is not read.
-    headers["connection"] = "close"
+    told = Headers(scope=scope).get("content-length", "")
+    if refused.status == 408 or not told.isdecimal() or int(told) > _KEPT_BYTES:
+        headers["connection"] = "close"  # what is left of the body is not read
     response = JSONResponse({"error": fault}, status_code=refused.status, headers=headers)
     await response(scope, receive, send)
 
