@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import uuid
 from typing import Any
 
@@ -35,6 +36,10 @@ NAMESPACE_HEADER = "x-semkv-namespace"
 
 _DONE = b"data: [DONE]\n\n"
 _STRUCTURE = b"[]{},:"
+
+_SUSPECT = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|\0|[0-9]{19}")
+"""In JSON that may hold what cannot be encoded for the engine's process: halves of UTF-16 pairs (escaped,
+raw, or in UTF-16 or UTF-32), or integers of more than 64 bits."""
 
 _KEPT_BYTES = 64 << 10
 """A refused request whose body is no larger does not cost its connection: the server drops what still
@@ -170,10 +175,13 @@ class Front:
         What it overlooks is checked where the request enters the engine, but then an answer that is
         streamed has begun.
         """
-        if TRANSFER_FIELD.encode() not in body:
+        suspect = _SUSPECT.search(body) is not None
+        if not suspect and TRANSFER_FIELD.encode() not in body:
             return caller
         try:
-            given = json.loads(body)
+            given = _encodable(body) if suspect else json.loads(body)
+        except OptionError as error:
+            raise _Refused(400, str(error)) from error
         except (ValueError, RecursionError):
             return caller  # vLLM says what is wrong with it
         if not isinstance(given, dict) or given.get(TRANSFER_FIELD) is None:
@@ -194,6 +202,29 @@ def api_key(headers: Headers) -> str | None:
     """The API key of a request: OpenAI's clients send it the one way, Anthropic's the other."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key if scheme.lower() == "bearer" and key else headers.get("x-api-key")
+
+
+def _encodable(body: bytes) -> Any:
+    """The JSON in a body. What vLLM cannot encode for the engine's process it answers by 500.
+
+    Raises:
+        OptionError: it holds half of a UTF-16 pair, or an integer of more than 64 bits.
+        ValueError: it is none.
+        RecursionError: it is nested too deep.
+    """
+    given = json.loads(body, parse_int=_integer)
+    try:
+        json.dumps(given, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ord(error.object[error.start])
+        raise OptionError(f"the request holds U+{half:04X} alone, half of a UTF-16 pair") from error
+    return given
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 20 or not -(2**63) <= (number := int(digits)) < 2**64:
+        raise OptionError(f"the request holds {digits[:30]}, an integer of more than 64 bits")
+    return number
 
 
 def _is_preflight(scope: Scope, headers: Headers) -> bool:
