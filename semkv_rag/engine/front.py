@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import uuid
 from typing import Any
@@ -23,6 +24,7 @@ from starlette._utils import get_route_path
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine.caller import CALLER, Caller, wishes_of
@@ -30,6 +32,8 @@ from semkv_rag.engine.limits import LimitError, Limits, UnderWay
 from semkv_rag.engine.tenants import OF_TENANTS, OPEN, OWN, Tenancy
 from semkv_rag.engine.transfer import TRANSFER_FIELD
 from semkv_rag.errors import OptionError
+
+logger = logging.getLogger(__name__)
 
 NAMESPACE_HEADER = "x-semkv-namespace"
 """By which a trusted client names its namespace, whatever the route."""
@@ -120,8 +124,12 @@ class Front:
         # Never the client's: vLLM calls the request by it.
         MutableHeaders(scope=scope)["x-request-id"] = uuid.uuid4().hex
         token = CALLER.set(caller)
+        stream = _ReportingStream(send, caller)
         try:
-            await app(scope, receive, _ReportingStream(send, caller).send)
+            await app(scope, receive, stream.send)
+        except Exception as error:
+            if not await stream.fail(error):
+                raise
         finally:
             CALLER.reset(token)
 
@@ -272,12 +280,19 @@ class _ReportingStream:
         self._send = send
         self._caller = caller
         self._events = False
+        self._ended = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             kind = Headers(raw=message["headers"]).get("content-type", "")
             self._events = kind.startswith("text/event-stream")
-        elif self._events and self._caller.report is not None:
+        elif message["type"] == "http.response.body" and self._events:
+            self._ended = not message.get("more_body", False)
+            message = self._with_report(message)
+        await self._send(message)
+
+    def _with_report(self, message: Message) -> Message:
+        if self._caller.report is not None:
             body: bytes = message.get("body", b"")
             # An event of its own. In an answer's text a line break is `\n` in JSON.
             before = body.removesuffix(_DONE)
@@ -291,5 +306,21 @@ class _ReportingStream:
                     TRANSFER_FIELD: self._caller.report,
                 }
                 told = f"data: {json.dumps(chunk)}\n\n".encode()
-                message = {**message, "body": before + told + _DONE}
-        await self._send(message)
+                return {**message, "body": before + told + _DONE}
+        return message
+
+    async def fail(self, error: Exception) -> bool:
+        """End a stream of events that has begun by one that tells the error; whether there is one.
+
+        vLLM begins the stream of a response before it looks at the whole request, and then cuts the
+        connection where it has something to complain of.
+        """
+        if not self._events or self._ended:
+            return False
+        cause = error.__cause__  # Starlette's error says only that the answer had begun
+        fault = create_error_response(cause if isinstance(cause, Exception) else error)
+        if fault.error.code >= 500:
+            logger.exception("semkv: a stream ended in an error")
+        told = f"event: error\ndata: {json.dumps(fault.model_dump())}\n\n".encode()
+        await self._send({"type": "http.response.body", "body": told, "more_body": False})
+        return True
