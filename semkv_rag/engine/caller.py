@@ -87,7 +87,7 @@ def wishes_of(transfer: Any) -> dict[str, Any]:
 
 def _agreed(wishes: Mapping[str, Any], caller: Caller) -> str:
     # A request that may name its namespace has been asked for it before it was let in.
-    if wishes.get("namespace", caller.namespace) != caller.namespace:
+    if wishes.get("namespace") not in (None, caller.namespace):
         raise OptionError("the namespace comes from the server, not from the request")
     return caller.namespace
 

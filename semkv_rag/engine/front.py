@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import re
 import uuid
 from typing import Any
 
@@ -22,6 +24,7 @@ from starlette._utils import get_route_path
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine.caller import CALLER, Caller, wishes_of
@@ -30,11 +33,21 @@ from semkv_rag.engine.tenants import OF_TENANTS, OPEN, OWN, Tenancy
 from semkv_rag.engine.transfer import TRANSFER_FIELD
 from semkv_rag.errors import OptionError
 
+logger = logging.getLogger(__name__)
+
 NAMESPACE_HEADER = "x-semkv-namespace"
 """By which a trusted client names its namespace, whatever the route."""
 
 _DONE = b"data: [DONE]\n\n"
 _STRUCTURE = b"[]{},:"
+
+_SUSPECT = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|\0|[0-9]{19}")
+"""In JSON that may hold what cannot be encoded for the engine's process: halves of UTF-16 pairs (escaped,
+raw, or in UTF-16 or UTF-32), or integers of more than 64 bits."""
+
+_KEPT_BYTES = 64 << 10
+"""A refused request whose body is no larger does not cost its connection: the server drops what still
+comes of the body. Where a connection is closed meanwhile, the client meets a reset, not the answer."""
 
 
 class _Refused(Exception):
@@ -111,8 +124,12 @@ class Front:
         # Never the client's: vLLM calls the request by it.
         MutableHeaders(scope=scope)["x-request-id"] = uuid.uuid4().hex
         token = CALLER.set(caller)
+        stream = _ReportingStream(send, caller)
         try:
-            await app(scope, receive, _ReportingStream(send, caller).send)
+            await app(scope, receive, stream.send)
+        except Exception as error:
+            if not await stream.fail(error):
+                raise
         finally:
             CALLER.reset(token)
 
@@ -166,10 +183,13 @@ class Front:
         What it overlooks is checked where the request enters the engine, but then an answer that is
         streamed has begun.
         """
-        if TRANSFER_FIELD.encode() not in body:
+        suspect = _SUSPECT.search(body) is not None
+        if not suspect and TRANSFER_FIELD.encode() not in body:
             return caller
         try:
-            given = json.loads(body)
+            given = _encodable(body) if suspect else json.loads(body)
+        except OptionError as error:
+            raise _Refused(400, str(error)) from error
         except (ValueError, RecursionError):
             return caller  # vLLM says what is wrong with it
         if not isinstance(given, dict) or given.get(TRANSFER_FIELD) is None:
@@ -192,6 +212,29 @@ def api_key(headers: Headers) -> str | None:
     return key if scheme.lower() == "bearer" and key else headers.get("x-api-key")
 
 
+def _encodable(body: bytes) -> Any:
+    """The JSON in a body. What vLLM cannot encode for the engine's process it answers by 500.
+
+    Raises:
+        OptionError: it holds half of a UTF-16 pair, or an integer of more than 64 bits.
+        ValueError: it is none.
+        RecursionError: it is nested too deep.
+    """
+    given = json.loads(body, parse_int=_integer)
+    try:
+        json.dumps(given, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ord(error.object[error.start])
+        raise OptionError(f"the request holds U+{half:04X} alone, half of a UTF-16 pair") from error
+    return given
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 20 or not -(2**63) <= (number := int(digits)) < 2**64:
+        raise OptionError(f"the request holds {digits[:30]}, an integer of more than 64 bits")
+    return number
+
+
 def _is_preflight(scope: Scope, headers: Headers) -> bool:
     """Whether vLLM's layer for CORS answers this itself; browsers send no key with it."""
     asks = "origin" in headers and "access-control-request-method" in headers
@@ -209,8 +252,9 @@ async def _answer(refused: _Refused, scope: Scope, receive: Receive, send: Send)
         "code": refused.status,
     }
     headers = {"retry-after": "1"} if refused.status == 429 else {}
-    # What is left of the body is not read.
-    headers["connection"] = "close"
+    told = Headers(scope=scope).get("content-length", "")
+    if refused.status == 408 or not told.isdecimal() or int(told) > _KEPT_BYTES:
+        headers["connection"] = "close"  # what is left of the body is not read
     response = JSONResponse({"error": fault}, status_code=refused.status, headers=headers)
     await response(scope, receive, send)
 
@@ -236,12 +280,19 @@ class _ReportingStream:
         self._send = send
         self._caller = caller
         self._events = False
+        self._ended = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             kind = Headers(raw=message["headers"]).get("content-type", "")
             self._events = kind.startswith("text/event-stream")
-        elif self._events and self._caller.report is not None:
+        elif message["type"] == "http.response.body" and self._events:
+            self._ended = not message.get("more_body", False)
+            message = self._with_report(message)
+        await self._send(message)
+
+    def _with_report(self, message: Message) -> Message:
+        if self._caller.report is not None:
             body: bytes = message.get("body", b"")
             # An event of its own. In an answer's text a line break is `\n` in JSON.
             before = body.removesuffix(_DONE)
@@ -255,5 +306,21 @@ class _ReportingStream:
                     TRANSFER_FIELD: self._caller.report,
                 }
                 told = f"data: {json.dumps(chunk)}\n\n".encode()
-                message = {**message, "body": before + told + _DONE}
-        await self._send(message)
+                return {**message, "body": before + told + _DONE}
+        return message
+
+    async def fail(self, error: Exception) -> bool:
+        """End a stream of events that has begun by one that tells the error; whether there is one.
+
+        vLLM begins the stream of a response before it looks at the whole request, and then cuts the
+        connection where it has something to complain of.
+        """
+        if not self._events or self._ended:
+            return False
+        cause = error.__cause__  # Starlette's error says only that the answer had begun
+        fault = create_error_response(cause if isinstance(cause, Exception) else error)
+        if fault.error.code >= 500:
+            logger.exception("semkv: a stream ended in an error")
+        told = f"event: error\ndata: {json.dumps(fault.model_dump())}\n\n".encode()
+        await self._send({"type": "http.response.body", "body": told, "more_body": False})
+        return True
