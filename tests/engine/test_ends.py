@@ -35,7 +35,7 @@ def test_a_server_that_is_told_to_end(reader: Path, tmp_path: Path, number: int)
         for seed in range(asked):
             ask(server, 7000 + seed)
         os.kill(server.pid, number)  # right behind the answer: its prompt waits to be written
-        _, alive = psutil.wait_procs(family, timeout=60)
+        _, alive = psutil.wait_procs(family, timeout=180)
         assert alive == []
     with KVStore(server.store) as store:
         stored = list(store.chunks(namespace="tenant"))
