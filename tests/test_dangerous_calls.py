@@ -94,6 +94,10 @@ ALLOWED: dict[str, dict[str, str]] = {
         ".write_text": "the same",
         ".update_mmap": "the model's files, to take their digest",
     },
+    "semkv_rag/engine/orphan.py": {
+        "multiprocessing.parent_process": "to end when the parent has",
+        "multiprocessing.connection.wait": "the same",
+    },
     # What comes with a package, and what is installed.
     "semkv_rag/tiers/encoders.py": {
         "sentence_transformers.SentenceTransformer": "a folder's model, without trust_remote_code",

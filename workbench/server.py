@@ -59,7 +59,10 @@ class Server:
             *("--host", "127.0.0.1", "--port", str(self._port)),
             *("--dtype", "float32", "--max-model-len", "1024"),
             *("--kv-cache-memory-bytes", str(256 << 20), "--block-size", "32", "--seed", "0"),
-            *("--tiers", json.dumps({"capture_longer_than": self.captures_beyond})),
+            *(
+                "--tiers",
+                json.dumps({"capture_longer_than": self.captures_beyond, "threshold": 0.999}),
+            ),
             *("--operator-key", str(operator)),
             *extra,
         ]

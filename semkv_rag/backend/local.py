@@ -138,8 +138,8 @@ class LocalBackend:
     def fingerprint(self) -> str:
         return self._engine.fingerprint
 
-    def store_id(self) -> str:
-        return cache_key(self._store, self._engine.fingerprint, self._namespace(None))
+    def store_id(self, *, namespace: str | None = None) -> str:
+        return cache_key(self._store, self._engine.fingerprint, self._namespace(namespace))
 
     @property
     def _store(self) -> KVStore:

@@ -74,11 +74,15 @@ class RemoteBackend:
     def _info(self) -> dict[str, Any] | None:
         return self._ask_info()
 
-    def _ask_info(self) -> dict[str, Any] | None:
+    def _ask_info(self, namespace: str | None = None) -> dict[str, Any] | None:
         """What `semkv serve` tells of itself; None from another server."""
         with self._errors():
             try:
-                return self._client.get(f"{self._root}/semkv/v1/info", cast_to=dict[str, Any])
+                return self._client.get(
+                    f"{self._root}/semkv/v1/info",
+                    cast_to=dict[str, Any],
+                    options={"params": _namespace(namespace)},
+                )
             except openai.NotFoundError:
                 return None
 
@@ -211,9 +215,9 @@ class RemoteBackend:
     def fingerprint(self) -> str:
         return str(self._served_info["fingerprint"])
 
-    def store_id(self) -> str:
-        # Asked anew each time: it tells the store's last change.
-        if (info := self._ask_info()) is None:
+    def store_id(self, *, namespace: str | None = None) -> str:
+        # Asked anew each time: it tells the namespace's last change.
+        if (info := self._ask_info(namespace)) is None:
             raise self._not_ours()
         return str(info["store_id"])
 

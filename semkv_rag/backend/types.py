@@ -148,6 +148,6 @@ class Backend(Protocol):
         """Of the model: everything that changes KV."""
         ...
 
-    def store_id(self) -> str:
-        """Of the store and the namespace that is used without one: for the keys of caches."""
+    def store_id(self, *, namespace: str | None = None) -> str:
+        """Of the store and a namespace, without one that which is used then: for the keys of caches."""
         ...

@@ -26,7 +26,17 @@ def ask(server: Server, seed: int) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(
+            signal.SIGTERM,
+            id="SIGTERM",
+            marks=pytest.mark.xfail(run=False, reason="right behind an answer it may never end"),
+        ),
+        pytest.param(signal.SIGKILL, id="SIGKILL"),
+    ],
+)
 def test_a_server_that_is_told_to_end(reader: Path, tmp_path: Path, number: int) -> None:
     asked = 1  # others would be alike, and served out of the first one
     with Server(reader, tmp_path) as server:

@@ -29,8 +29,9 @@ def tiered(engines: Engines, reader: Path) -> Iterator[Engine]:
 
 
 def test_two_tenants_who_ask_alike(engine: Engine, namespace: str) -> None:
-    for tenants in ((namespace, "other of " + namespace), ("default", namespace)):
-        seen = spill(engine, tenants, list(pairs(seed=len(tenants[0]), count=40)))
+    for seed, who in enumerate((namespace, "default")):
+        tenants = (who, "other of " + namespace)
+        seen = spill(engine, tenants, list(pairs(seed, count=40)))
         assert seen.found == []
         assert seen.own > 40 * BLOCK / 4
 

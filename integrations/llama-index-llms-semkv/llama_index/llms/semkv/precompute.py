@@ -75,7 +75,7 @@ class KVPrecompute(TransformComponent):
         return {
             "class_name": self.class_name(),
             "model": self.llm.backend().fingerprint(),
-            "store": self.llm.backend().store_id(),
+            "store": self.llm.backend().store_id(namespace=self.llm.namespace),
             "namespace": self.llm.namespace,
             "head": self.head,
             "context": sorted(set(self.context)),
