@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -63,7 +64,11 @@ def built(tasks: tuple[str, ...], flags: list[str]) -> FastAPI:
         score_type="cross-encoder",
         get_pooling_task=lambda tasks: next(iter(tasks)),
     )
-    return build_app(args, tasks, model)  # type: ignore[arg-type]
+    level = logging.root.level
+    try:
+        return build_app(args, tasks, model)  # type: ignore[arg-type]
+    finally:
+        logging.root.setLevel(level)  # it sets it by VLLM_LOGGING_LEVEL, for all tests behind these
 
 
 def routes_of(routes: Any, before: str = "") -> Iterator[tuple[str, str]]:
