@@ -28,7 +28,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from semkv_rag.config import check_namespace
 from semkv_rag.corpus import (
     DEFAULT_CONTEXT,
     ContextMode,
@@ -45,6 +44,7 @@ from semkv_rag.errors import OptionError, SemKVError
 from semkv_rag.report import Explored
 from semkv_rag.store.cache_key import cache_key
 from semkv_rag.tiers import Cascade
+from semkv_rag.unicode_text import is_unicode
 
 T = TypeVar("T")
 
@@ -107,11 +107,7 @@ class Routes:
     def _namespace(self, wished: Any) -> str:
         caller = CALLER.get()
         assert caller is not None, "the routes stand behind `front`"
-        if wished is None or wished == caller.namespace:
-            return caller.namespace
-        if not self._tenancy.trust_request:
-            raise OptionError("the namespace comes from the server, not from the request")
-        return check_namespace(wished)
+        return self._tenancy.agreed(caller.namespace, wished)
 
     async def _ask(self, question: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._asked, question)
@@ -321,13 +317,7 @@ async def _body(request: Request, needed: set[str], optional: set[str]) -> dict[
 
 def _is_text(value: Any) -> bool:
     """Whether a value out of JSON is a text. Halves of surrogate pairs, which JSON allows, are none."""
-    if not isinstance(value, str):
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return isinstance(value, str) and is_unicode(value)
 
 
 def _explored(given: Any) -> Explored:

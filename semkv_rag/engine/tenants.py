@@ -131,7 +131,14 @@ class Tenancy:
             OptionError: it may not say so, or it cannot be a namespace.
         """
         own = self.by_api_key.get(key_digest(key)) if key else None
-        own = own or self.namespace
+        return self.agreed(own or self.namespace, wished)
+
+    def agreed(self, own: str, wished: Any) -> str:
+        """The namespace of a request that would be `own`, and says `wished` itself, or None.
+
+        Raises:
+            OptionError: as `namespace_of`.
+        """
         if wished is None or wished == own:
             return own
         if not self.trust_request:
