@@ -2,16 +2,16 @@
 
 It lives in the scheduler's process. The store's change feed is asked at every request, so that a chunk
 that another process has just stored is found by the next prompt. All of that is done by threads of its
-own: a namespace with much that is new, or an index that does not answer, holds up the scheduler once, for
-`WAIT_S` at most. Until it is read the namespace's requests are computed.
+own: the scheduler holds nobody up for it, and asks again whether a look-up is done (`planner`).
 """
 
 from __future__ import annotations
 
 import threading
+import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYetError
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -24,40 +24,42 @@ from semkv_rag.store import KVStore
 LOADED_AT_ONCE = 1000
 THREADS = 4
 
-WAIT_S = 1.0
-"""What a request waits for its look-up. A look-up takes milliseconds where little is new."""
+SLOW_S = 1.0
+"""A look-up takes milliseconds where little is new. Nobody waits behind one that takes longer."""
 
 
 @dataclass
 class _Shelf:
-    """One namespace's chunks.
+    """One namespace's chunks. Its look-ups run one behind the other.
 
     Attributes:
         seen: the last change that is taken in.
         index: None until there is a chunk.
-        running: the look-up under way, or the last one; nobody else touches `seen` and `index` meanwhile.
+        waiting: the look-ups to come.
+        busy_since: when the look-up began that is under way; None while there is none. Only its thread
+            touches `seen` and `index`.
         bad: chunks that are matched no more, by order of others: `index` drops them at the next look-up.
     """
 
     seen: int = 0
     index: ChunkIndex | None = None
-    running: Future[list[Span]] | None = None
+    waiting: deque[tuple[TokenArray, Future[list[Span]]]] = field(default_factory=deque)
+    busy_since: float | None = None
     bad: set[str] = field(default_factory=set)
 
 
 class Catalogue:
-    """Finds one model's stored chunks in prompts. For one thread: the scheduler's.
+    """Finds one model's stored chunks in prompts. For one thread, the scheduler's.
 
     Args:
         model: the fingerprint whose chunks are looked for.
-        wait_s: what `match` waits at most.
     """
 
-    def __init__(self, store: KVStore, model: str, *, wait_s: float = WAIT_S) -> None:
+    def __init__(self, store: KVStore, model: str) -> None:
         self._store = store
         self._model = model
-        self._wait_s = wait_s
         self._shelves: dict[str, _Shelf] = {}
+        self._lock = threading.Lock()
         self._touches = Touches(store.touch)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="semkv-match")
         self._closed = threading.Event()
@@ -77,31 +79,59 @@ class Catalogue:
         for namespace in {entry.namespace for entry in self._store.stats()}:
             self._refresh(namespace, self._shelves.setdefault(namespace, _Shelf()))
 
-    def match(self, namespace: str, prompt: TokenArray) -> list[Span]:
-        """The namespace's chunks in `prompt`, in prompt order, none overlapping another.
+    def find(self, namespace: str, prompt: TokenArray) -> Future[list[Span]]:
+        """Look for the namespace's chunks in `prompt`.
 
-        Raises:
-            StoreError: the store's index cannot be read, or not in time.
+        Returns:
+            Those found, in prompt order, none overlapping another; or a `StoreError`: the store's index
+            cannot be read, or an earlier look-up of the namespace takes too long.
         """
-        shelf = self._shelves.setdefault(namespace, _Shelf())
-        if shelf.running is not None and not shelf.running.done():
-            raise StoreError("it is being read since an earlier request")
-        shelf.running = self._threads.submit(self._look_up, namespace, shelf, prompt)
-        try:
-            spans = shelf.running.result(self._wait_s)
-        except NotYetError:
-            raise StoreError(f"it did not answer within {self._wait_s} s") from None
-        if shelf.index is None:
-            del self._shelves[namespace]  # whatever namespaces are asked for, this does not grow
+        asked: Future[list[Span]] = Future()
+        with self._lock:
+            shelf = self._shelves.setdefault(namespace, _Shelf())
+            since = shelf.busy_since
+            if since is not None and time.monotonic() - since > SLOW_S:
+                asked.set_exception(StoreError("it is being read since an earlier request"))
+                return asked
+            shelf.waiting.append((prompt, asked))
+            if since is None:
+                self._begin(namespace, shelf)
+        return asked
+
+    def used(self, spans: Iterable[Span]) -> None:
+        """Have the store know that these chunks are in use."""
         self._touches.note(span.chunk_id for span in spans)
-        return spans
 
     def forget(self, namespace: str, ids: Iterable[str]) -> None:
         """Match these chunks no more, because they are gone or their files are bad."""
         if (shelf := self._shelves.get(namespace)) is not None:
             shelf.bad = {*shelf.bad, *ids}
 
+    def _begin(self, namespace: str, shelf: _Shelf) -> None:
+        """Have the next look-up of a shelf done, in its turn among all namespaces'. Holds the lock."""
+        shelf.busy_since = time.monotonic()
+        self._threads.submit(self._serve, namespace, shelf)
+
     # ---- in a thread of its own ------------------------------------------------------------------
+
+    def _serve(self, namespace: str, shelf: _Shelf) -> None:
+        with self._lock:
+            shelf.busy_since = time.monotonic()
+            prompt, asked = shelf.waiting.popleft()
+        if asked.set_running_or_notify_cancel():
+            try:
+                asked.set_result(self._look_up(namespace, shelf, prompt))
+            except Exception as error:
+                asked.set_exception(error)
+        with self._lock:
+            if shelf.waiting and not self._closed.is_set():
+                self._begin(namespace, shelf)
+                return
+            shelf.busy_since = None
+            if shelf.index is None:
+                del self._shelves[
+                    namespace
+                ]  # whatever namespaces are asked for, this does not grow
 
     def _look_up(self, namespace: str, shelf: _Shelf, prompt: TokenArray) -> list[Span]:
         self._refresh(namespace, shelf)

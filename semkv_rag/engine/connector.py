@@ -137,7 +137,7 @@ class SemKVConnector(KVConnectorBase_V1):
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
-    ) -> tuple[int, bool]:
+    ) -> tuple[int | None, bool]:
         return self.planner.matched_tokens(request, num_computed_tokens), False
 
     def update_state_after_alloc(

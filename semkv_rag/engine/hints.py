@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ from semkv_rag.corpus.capture import CaptureItem
 from semkv_rag.corpus.context import head_tokens
 from semkv_rag.corpus.split import tokenize
 from semkv_rag.engine.catalogue import Catalogue
-from semkv_rag.errors import SemKVError
+from semkv_rag.errors import SemKVError, StoreError
 from semkv_rag.store import ChunkKey, chunk_id
 from semkv_rag.store.beneath import open_file
 
@@ -45,6 +46,8 @@ QUIET_SECONDS = 1.0
 """A hint comes just before its request: so long nothing may be under way before a text is computed."""
 
 POLL_SECONDS = 0.1
+LOOK_UP_SECONDS = 60.0
+"""Nobody waits for a hint."""
 MIN_TOKENS = 16
 """Shorter texts are cheaper to compute than to look up."""
 
@@ -91,8 +94,7 @@ class Hints:
             self._thread.join()
 
     def _run(self) -> None:
-        # Nobody waits for a hint.
-        catalogue = Catalogue(self._capturer.store, self._capturer.fingerprint, wait_s=60.0)
+        catalogue = Catalogue(self._capturer.store, self._capturer.fingerprint)
         try:
             while not self._closed.is_set():
                 try:
@@ -115,7 +117,12 @@ class Hints:
             tokens = tokenize(self._capturer.tokenizer, text)
             if len(tokens) < MIN_TOKENS:
                 continue
-            spans = catalogue.match(hint.namespace, tokens)
+            look_up = catalogue.find(hint.namespace, tokens)
+            wait([look_up], LOOK_UP_SECONDS)
+            if not look_up.done():
+                raise StoreError("the store's index does not answer")
+            spans = look_up.result()
+            catalogue.used(spans)
             self._read_ahead(hint.namespace, {span.chunk_id for span in spans})
             # A heading that many texts share does not make this one a stored one.
             if room and 2 * sum(span.length for span in spans) < len(tokens):

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextvars import Context
 from typing import Any
 
@@ -28,6 +28,8 @@ PASSING_POLL_SECONDS = 0.05
 """A capture in passing is asked after this often while nobody waits for an answer."""
 LOADED_POLL_SECONDS = 2.0
 """And this often under load: asking waits for the end of a step, and the next step for the answer."""
+TAKE_POLL_SECONDS = 1.0
+"""While an answer is waited for, it is seen this often whether the engine still gives any."""
 
 
 class LLMCapturer:
@@ -142,8 +144,17 @@ class LLMCapturer:
             raise OptionError(f"vLLM does not take this chunk: {error}") from error
 
     def _take(self) -> list[list[dict[str, Any]]]:
-        """What each rank has written since the last call."""
+        """What each rank has written since the last call.
+
+        Raises:
+            EngineError: the engine was told to end.
+        """
         asked = self.submit(self._llm.collective_rpc("semkv_take_captures"))
+        while not asked.done() and not self._llm.ended:
+            wait([asked], TAKE_POLL_SECONDS)
+        if not asked.done():
+            asked.cancel()
+            raise EngineError("the engine was told to end")
         taken: list[list[dict[str, Any]]] = asked.result()
         return taken
 

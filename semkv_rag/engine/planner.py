@@ -2,9 +2,11 @@
 
 Called from vLLM's scheduler, all in one thread. For each request, in this order:
 
-* `new_request` once, when it arrives: its options are read, stored chunks are found in its prompt, the
-  plan is made, and the hashes of the blocks that the plan makes inexact are salted.
-* `matched_tokens` whenever it is about to be scheduled, again after a preemption: no side effects.
+* `new_request` once, when it arrives: its options are read, stored chunks are looked for in its prompt,
+  the plan is made, and the hashes of the blocks that the plan makes inexact are salted.
+* `matched_tokens` whenever it is about to be scheduled, again after a preemption. Where the look-up was
+  not done in time for `new_request`, the plan is made here, and vLLM asks again meanwhile: it serves
+  others. Planned once, a request is planned for good.
 * `allocated` when it got its blocks: the blend of the coming step is noted.
 * `step` once for every step: the work of the workers.
 * `results` when a step's outcome is known.
@@ -33,6 +35,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +65,7 @@ from semkv_rag.reuse import (
     Conversations,
     ImageRows,
     ReusePlan,
+    Span,
     TokenArray,
     first_to_compute,
     image_key,
@@ -78,21 +82,33 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+AT_ONCE_S = 0.02
+"""The scheduler waits this long for a look-up, and all requests with it. Most are done by then."""
+PATIENCE_S = 10.0
+"""The request itself waits this long; then it is computed."""
+
+
 @dataclass
 class _Tracked:
     """One live request.
 
     Attributes:
+        options: its own.
+        look_up: what is stored of its prompt, until the plan is made; `since` when it began.
         images: in prompt order, each under the key it is taken for.
+        names: of the images' features, as they are loaded and saved; given to the request with the plan.
         first_near: where the first image stands that is taken for another one.
         answer: tokens at the prompt's end that are an answer to it.
         capture: the wish that the prompt be captured; `captured` once the workers were told.
     """
 
     request: Request
-    namespace: str
+    options: ReuseOptions
     report: ReuseReport
+    look_up: Future[list[Span]] | None = None
+    since: float = 0.0
     images: list[ImageRows] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
     first_near: int | None = None
     answer: int = 0
     plan: ReusePlan | None = None
@@ -103,6 +119,11 @@ class _Tracked:
     def tokens(self) -> TokenArray:
         """The prompt's tokens as they are matched and stored."""
         return tell_images_apart(token_array(self.request.prompt_token_ids), self.images)
+
+    def matchable(self) -> TokenArray:
+        """Those of them in which chunks are looked for."""
+        tokens = self.tokens()
+        return tokens[: len(tokens) - self.answer]
 
 
 class RequestPlanner:
@@ -158,13 +179,17 @@ class RequestPlanner:
         try:
             self._take(request)
         except Exception as error:
-            logger.exception("A request could not be planned; it is computed")
-            report = ReuseReport(
-                kv_cache="skip",
-                prompt_tokens=request.num_prompt_tokens,
-                reason=f"planning failed: {error!r}",
-            )
-            self._requests[request.request_id] = _Tracked(request, self._defaults.namespace, report)
+            self._give_up(request, error)
+
+    def _give_up(self, request: Request, error: Exception) -> None:
+        """Have a request computed, because of a fault of ours."""
+        logger.error("A request could not be planned; it is computed", exc_info=error)
+        report = ReuseReport(
+            kv_cache="skip",
+            prompt_tokens=request.num_prompt_tokens,
+            reason=f"planning failed: {error!r}",
+        )
+        self._requests[request.request_id] = _Tracked(request, self._defaults, report)
 
     def _take(self, request: Request) -> None:
         params, skip = self._params(request)
@@ -178,7 +203,7 @@ class RequestPlanner:
             options, skip = self._defaults, str(error)
         tracked = _Tracked(
             request,
-            options.namespace,
+            options,
             ReuseReport(
                 kv_cache="skip",
                 prompt_tokens=request.num_prompt_tokens,
@@ -189,23 +214,37 @@ class RequestPlanner:
             capture=capture,
         )
         self._requests[request.request_id] = tracked
-        names: list[str] = []
         if skip is None and options.enabled and request.mm_features:
-            names = self._see_images(tracked, near, store=store_images)
+            tracked.names = self._see_images(tracked, near, store=store_images)
         skip = skip or self._obstacle(request, options, capture)
-        if skip is None:
-            self._plan(tracked, options)
-        else:
+        if skip is not None:
             tracked.report = replace(tracked.report, reason=skip)
+            self._settle(tracked)
+            return
+        assert self._catalogue is not None
+        tracked.since = time.perf_counter()
+        tracked.look_up = self._catalogue.find(options.namespace, tracked.matchable())
+        wait([tracked.look_up], AT_ONCE_S)
+        self._try_to_plan(tracked, tracked.look_up)
+
+    def _try_to_plan(self, tracked: _Tracked, look_up: Future[list[Span]]) -> None:
+        """Plan a request if its look-up is done, or has taken too long."""
+        if look_up.done() or time.perf_counter() - tracked.since > PATIENCE_S:
+            tracked.look_up = None
+            self._plan(tracked, look_up)
+            self._settle(tracked)
+
+    def _settle(self, tracked: _Tracked) -> None:
+        """Do what follows from a request's plan, or from its having none."""
+        capture, plan = tracked.capture, tracked.plan
         if capture is not None and capture.get("in_passing"):
             # What is computed behind reused KV is the prompt's own only where that is exact.
-            plan = tracked.plan
             own = plan is None or (capture["behind_exact"] and plan.is_exact_head)
-            if skip is not None or not own:
+            if tracked.report.kv_cache == "skip" or not own:
                 tracked.capture = None
         self._salt_blocks(tracked)
         # Behind the hashing, which an image's name is part of.
-        for feature, name in zip(request.mm_features, names, strict=False):
+        for feature, name in zip(tracked.request.mm_features, tracked.names, strict=False):
             feature.identifier = name
 
     def _params(self, request: Request) -> tuple[dict[str, Any], str | None]:
@@ -243,7 +282,7 @@ class RequestPlanner:
                 tracked.first_near = feature.mm_position.offset
             tracked.images.append(rows_of(donor or key, feature.mm_position))
             if self._fusion:
-                names.append(state_identifier(tracked.namespace, key, donor, save=store))
+                names.append(state_identifier(tracked.options.namespace, key, donor, save=store))
         return names
 
     def _obstacle(
@@ -268,16 +307,18 @@ class RequestPlanner:
             return "the request asked for all prompt tokens to be computed"
         return None
 
-    def _plan(self, tracked: _Tracked, options: ReuseOptions) -> None:
+    def _plan(self, tracked: _Tracked, look_up: Future[list[Span]]) -> None:
         assert self._catalogue is not None
-        began = time.perf_counter()
         reason: str | None = "no stored chunk was found in the prompt"
         try:
-            tokens = tracked.tokens()
-            prompt = tokens[: len(tokens) - tracked.answer]
-            spans = self._catalogue.match(options.namespace, prompt)
+            if not look_up.done():
+                look_up.cancel()
+                raise StoreError(f"it did not answer within {PATIENCE_S} s")
+            spans = look_up.result(0)
+            self._catalogue.used(spans)
+            prompt = tracked.matchable()
             end = first_to_compute(spans, tracked.images)
-            plan = make_plan(spans, len(prompt), options, end)
+            plan = make_plan(spans, len(prompt), tracked.options, end)
             if plan is not None:
                 tracked.plan = self._conversations.carry_on(plan.asking(prompt), prompt)
         except StoreError as error:
@@ -292,7 +333,7 @@ class RequestPlanner:
             exact_tokens=plan.exact_tokens if plan else 0,
             reused_tokens=plan.reused_tokens if plan else 0,
             chunk_ids=tuple(span.chunk_id for span in plan.spans) if plan else (),
-            match_ms=round((time.perf_counter() - began) * 1000, 3),
+            match_ms=round((time.perf_counter() - tracked.since) * 1000, 3),
             reason=reason if plan is None else None,
         )
 
@@ -307,11 +348,22 @@ class RequestPlanner:
             salts[block] = salts.get(block, b"") + b"plan:" + tracked.plan.digest()
         salt_blocks(tracked.request, salts)
 
-    def matched_tokens(self, request: Request, computed: int) -> int:
-        """How many tokens behind the first `computed` ones the blend pass will fill in."""
+    def matched_tokens(self, request: Request, computed: int) -> int | None:
+        """How many tokens behind the first `computed` ones the blend pass will fill in.
+
+        Returns:
+            None where it is not known yet: vLLM asks again at its next step.
+        """
         tracked = self._requests.get(request.request_id)
         if tracked is None:
             return 0
+        if tracked.look_up is not None:
+            try:
+                self._try_to_plan(tracked, tracked.look_up)
+            except Exception as error:
+                self._give_up(request, error)
+            # Planned or not: `computed` was found by hashes that the plan may have changed.
+            return None
         tracked.in_prefix_cache = computed
         return 0 if tracked.plan is None else max(tracked.plan.covered - computed, 0)
 
@@ -379,7 +431,7 @@ class RequestPlanner:
         return CaptureTask(
             ticket=capture["ticket"],
             chunk_id=capture["id"],
-            namespace=tracked.namespace,
+            namespace=tracked.options.namespace,
             kind=capture["kind"],
             tokens=tracked.tokens().tolist(),
             context=context,
@@ -397,7 +449,7 @@ class RequestPlanner:
             if tracked is None:
                 continue
             if result.bad_chunks and self._catalogue is not None:
-                self._catalogue.forget(tracked.namespace, result.bad_chunks)
+                self._catalogue.forget(tracked.options.namespace, result.bad_chunks)
             if result.stats is None:
                 tracked.report = replace(
                     tracked.report,
@@ -426,6 +478,8 @@ class RequestPlanner:
         tracked = self._requests.pop(request.request_id, None)
         if tracked is None:
             return None
+        if tracked.look_up is not None:
+            tracked.look_up.cancel()
         # An aborted request may have blends that no step will run.
         self._blends = [task for task in self._blends if task.request_id != request.request_id]
         report = replace(tracked.report, preemptions=request.num_preemptions)

@@ -54,6 +54,7 @@ class ReportingLLM(AsyncLLM):
         quiet_since: when the last of them ended, in seconds of `time.monotonic`.
         tiering: the tiers over whole prompts, or None.
         turns: what a namespace's callers may have in the engine at a time; None is no limit.
+        ended: whether vLLM's engine was told to end; what is asked of it then is never answered.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -61,6 +62,7 @@ class ReportingLLM(AsyncLLM):
         self.quiet_since = time.monotonic()
         self.tiering: Tiering | None = None
         self.turns: Turns | None = None
+        self.ended = False
         self._of_namespace: Counter[str] = Counter()
         super().__init__(*args, **kwargs)
         keep_images(self.renderer)
@@ -148,6 +150,17 @@ class ReportingLLM(AsyncLLM):
             if counted:
                 self.active -= 1
                 self.quiet_since = time.monotonic()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """As vLLM's; what the tiers still have to write is written before.
+
+        vLLM's server calls this from a thread when it is told to end. Not to be called from the loop's
+        own thread while there are tiers that are not closed.
+        """
+        if self.tiering is not None:
+            self.tiering.close()
+        self.ended = True
+        super().shutdown(timeout=timeout)
 
     async def _enter(self, request: EngineCoreRequest) -> None:
         """Hand a request to the engine's process, in its namespace.

@@ -204,15 +204,13 @@ async def _run(
             llm.turns = Turns(limits.requests)
             Front.configure(tenancy, limits, routes)
             await llm.reset_mm_cache()
-            stopped = await build_and_serve(llm, address, sock, args)
             try:
+                stopped = await build_and_serve(llm, address, sock, args)
                 await stopped
             finally:
                 await asyncio.to_thread(routes.close)
-                if llm.tiering is not None:
-                    await asyncio.to_thread(llm.tiering.close)
         finally:
-            llm.shutdown()
+            await asyncio.to_thread(llm.shutdown)
     finally:
         sock.close()
 

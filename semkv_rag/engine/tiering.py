@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
 FLUSH_SECONDS = 30.0
+CLOSE_SECONDS = 60.0
+"""Prompts that are not written by then, when the engine is closed, are lost."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class Tiering:
         self._llm = llm
         self._written: queue.Queue[tuple[Lookup, int]] = queue.Queue()
         self._closed = threading.Event()
+        self._closing = threading.Lock()
         capturer.store.add_model(capturer.fingerprint, capturer.description)
         for encoder in cascade.encoders:
             if isinstance(encoder, StateEncoder):
@@ -171,7 +174,7 @@ class Tiering:
             logger.info("%s", log_line(request_id, report, latency_s=latency_s))
         if request.ticket is None:
             return
-        if captured and report is not None:
+        if captured and report is not None and not self._closed.is_set():
             self._written.put((request.lookup, request.ticket))
         else:
             self._capturer.forget(request.ticket)
@@ -212,11 +215,14 @@ class Tiering:
         self._flush_states()
 
     def close(self) -> None:
-        """Store what is being written."""
-        self._closed.set()
-        self._thread.join()
-        self._flush_states()
-        self.cascade.close()
+        """Store what is being written, while the engine still runs; a second time nothing is done."""
+        with self._closing:
+            if self._closed.is_set():
+                return
+            self._closed.set()
+            self._thread.join(CLOSE_SECONDS)
+            self._flush_states()
+            self.cascade.close()
 
     def _flush_states(self) -> None:
         """Wait until the features of images that were computed so far are stored."""

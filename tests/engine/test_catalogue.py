@@ -1,22 +1,23 @@
-"""The scheduler's look at the store: up to date, and never waiting long."""
+"""The scheduler's look at the store: up to date, each namespace for itself, and nobody waits in it."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from semkv_rag.engine import catalogue as its
 from semkv_rag.engine.catalogue import Catalogue
 from semkv_rag.errors import StoreError
 from semkv_rag.reuse import TokenArray
 from semkv_rag.store import ChunkFile, KVStore
 from tests.store import made
 
-WAIT_S = 0.2
+SOON_S = 30
+"""Until a look-up that is not held up is taken for stuck."""
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def store(tmp_path: Path) -> Iterator[KVStore]:
 
 @pytest.fixture
 def catalogue(store: KVStore) -> Iterator[Catalogue]:
-    catalogue = Catalogue(store, made.MODEL, wait_s=WAIT_S)
+    catalogue = Catalogue(store, made.MODEL)
     yield catalogue
     catalogue.close()
 
@@ -38,7 +39,7 @@ def tokens(store: KVStore, id_: str, namespace: str = "default") -> TokenArray:
 
 
 def found(catalogue: Catalogue, prompt: TokenArray, namespace: str = "default") -> list[str]:
-    return [span.chunk_id for span in catalogue.match(namespace, prompt)]
+    return [span.chunk_id for span in catalogue.find(namespace, prompt).result(SOON_S)]
 
 
 def test_the_next_prompt_finds_what_was_just_stored(store: KVStore, catalogue: Catalogue) -> None:
@@ -54,7 +55,7 @@ def test_the_next_prompt_finds_what_was_just_stored(store: KVStore, catalogue: C
 
 def test_what_was_loaded_before_the_first_request(store: KVStore) -> None:
     ids = [made.put(store, seed, namespace=f"n{seed}") for seed in range(3)]
-    catalogue = Catalogue(store, made.MODEL, wait_s=WAIT_S)
+    catalogue = Catalogue(store, made.MODEL)
     catalogue.load()
     for seed, id_ in enumerate(ids):
         assert found(catalogue, tokens(store, id_, f"n{seed}"), f"n{seed}") == [id_]
@@ -70,41 +71,86 @@ def test_a_chunk_that_is_bad_is_matched_no_more(store: KVStore, catalogue: Catal
     assert found(catalogue, prompt) == []
 
 
-def test_an_index_that_does_not_answer_holds_up_nobody_for_long(
+class Held:
+    """A store whose change feed does not answer for one namespace until it may."""
+
+    def __init__(self, store: KVStore, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answer = threading.Event()
+        self.asked = 0
+        read = store.changes
+
+        def changes(model: str, since: int, wanted: str | None = None) -> Any:
+            if wanted == namespace:
+                self.asked += 1
+                assert self.answer.wait(SOON_S)
+            return read(model, since, wanted)
+
+        monkeypatch.setattr(store, "changes", changes)
+
+
+def test_a_namespace_that_is_slow_holds_up_no_other(
     store: KVStore, catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, other = made.put(store, 1, namespace="slow"), made.put(store, 2, namespace="other")
     prompt, others = tokens(store, slow, "slow"), tokens(store, other, "other")
-    answer = threading.Event()
-    read = store.changes
-
-    def frozen(model: str, since: int, namespace: str | None = None) -> Any:
-        if namespace == "slow":
-            answer.wait(30)
-        return read(model, since, namespace)
-
-    monkeypatch.setattr(store, "changes", frozen)
-    began = time.monotonic()
-    with pytest.raises(StoreError, match="did not answer"):
-        found(catalogue, prompt, "slow")
-    for _ in range(50):  # and once only
-        with pytest.raises(StoreError, match="earlier request"):
-            found(catalogue, prompt, "slow")
+    held = Held(store, "slow", monkeypatch)
+    asked = [catalogue.find("slow", prompt) for _ in range(50)]
+    for _ in range(5):
         assert found(catalogue, others, "other") == [other]
-    assert time.monotonic() - began < 10 * WAIT_S
-    answer.set()
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        try:
-            assert found(catalogue, prompt, "slow") == [slow]
-            return
-        except StoreError:
-            time.sleep(0.01)
-    raise AssertionError("it does not come back")
+    assert not any(one.done() for one in asked)
+    assert held.asked == 1, "one look-up at a time, in one thread"
+    held.answer.set()
+    for one in asked:
+        assert [span.chunk_id for span in one.result(SOON_S)] == [slow]
+
+
+def test_nobody_waits_behind_a_look_up_that_takes_long(
+    store: KVStore, catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id_ = made.put(store, 1)
+    prompt = tokens(store, id_)
+    held = Held(store, "default", monkeypatch)
+    first = catalogue.find("default", prompt)
+    monkeypatch.setattr(its, "SLOW_S", 0)
+    with pytest.raises(StoreError, match="earlier request"):
+        found(catalogue, prompt)
+    held.answer.set()
+    assert [span.chunk_id for span in first.result(SOON_S)] == [id_]
+    monkeypatch.undo()
+    assert found(catalogue, prompt) == [id_]
+
+
+def test_a_look_up_that_is_not_wanted_any_more_is_not_made(
+    store: KVStore, catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = tokens(store, made.put(store, 1))
+    held = Held(store, "default", monkeypatch)
+    first, given_up, last = (catalogue.find("default", prompt) for _ in range(3))
+    assert given_up.cancel()
+    held.answer.set()
+    assert first.result(SOON_S) == last.result(SOON_S) != []
+    assert held.asked == 2
+
+
+def test_a_look_up_that_fails_says_why_and_the_next_may_succeed(
+    store: KVStore, catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id_ = made.put(store, 1)
+    prompt = tokens(store, id_)
+    with monkeypatch.context() as patch:
+
+        def gone(*_: Any) -> Any:
+            raise StoreError("it is gone")
+
+        patch.setattr(store, "changes", gone)
+        with pytest.raises(StoreError, match="gone"):
+            found(catalogue, prompt)
+    assert found(catalogue, prompt) == [id_]
 
 
 def test_namespaces_that_hold_nothing_are_not_kept(catalogue: Catalogue, store: KVStore) -> None:
     prompt = tokens(store, made.put(store, 1))
     for number in range(100):
         assert found(catalogue, prompt, f"nobody {number}") == []
+    catalogue._threads.shutdown(wait=True)
     assert len(catalogue._shelves) == 0

@@ -1,0 +1,78 @@
+"""An index that answers late: the request waits for it, within bounds, and nobody else does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from semkv_rag.config import ReuseOptions
+from semkv_rag.engine import Engine
+from workbench.answers import assert_same, blended, plain
+from workbench.chunks import random_tokens, store_chunks
+from workbench.engines import Engines
+from workbench.pairs import pairs, spill
+from workbench.postgres import PostgresServer
+
+pytestmark = pytest.mark.engine
+
+PLAIN = ReuseOptions(enabled=False)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """Of its own: the others' stands still for nobody."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def engine(engines: Engines, reader: Path, server: PostgresServer) -> Iterator[Engine]:
+    with server.schema() as url, engines.own(reader, index_url=url) as engine:
+        yield engine
+
+
+def test_two_tenants_whose_index_is_on_postgresql(engine: Engine) -> None:
+    seen = spill(engine, ("a", "b"), list(pairs(seed=8, count=20)))
+    assert seen.found == []
+    assert seen.own > 0
+
+
+def test_others_are_answered_while_a_look_up_waits(engine: Engine, server: PostgresServer) -> None:
+    chunks = store_chunks(
+        engine, [random_tokens(seed, 60) for seed in (801, 802)], namespace="default"
+    )
+    prompt = random_tokens(803, 5) + chunks[1].tokens + chunks[0].tokens + random_tokens(804, 9)
+    expected = plain(engine, prompt)
+    engine.reset_prefix_cache()
+    with ThreadPoolExecutor(1) as thread:
+        with server.frozen():
+            waiting = thread.submit(blended, engine, prompt, ratio=1.0)
+            for seed in range(5):
+                answer = engine.generate(
+                    random_tokens(810 + seed, 40), sampling={"max_tokens": 1}, reuse=PLAIN
+                )
+                assert answer.report.reason == "reuse was switched off for this request"
+            assert not waiting.done()
+        answer = waiting.result(60)
+    assert answer.report.kv_cache == "hit", answer.report
+    assert answer.report.recomputed_tokens == answer.report.reused_tokens == 120
+    assert_same(answer, expected)
+    # Its blocks have the plan's hashes, though the plan came late: they are found again, and by it only.
+    assert blended(engine, prompt, ratio=1.0).report.cached_tokens > 0
+    engine.reset_prefix_cache()
+    blended(engine, prompt, selector="none")
+    assert plain(engine, prompt).logprobs == expected.logprobs
+
+
+def test_a_look_up_that_takes_too_long_is_given_up(engine: Engine, server: PostgresServer) -> None:
+    (chunk,) = store_chunks(engine, [random_tokens(851, 60)], namespace="default")
+    prompt = random_tokens(852, 5) + chunk.tokens + random_tokens(853, 9)
+    with server.frozen():
+        answer = blended(engine, prompt)
+    assert answer.report.kv_cache == "miss"
+    assert answer.report.reason is not None
+    assert "index cannot be read" in answer.report.reason
+    assert answer.token_ids == plain(engine, prompt).token_ids
