@@ -1,12 +1,17 @@
 """Whether a tensor is all numbers: NaN or infinity in one stored value would spread over an answer.
 
-Asked for every tensor that is read or written, so on the path to the first token. `torch.isfinite`
-takes more than ten times as long as reading the tensor does, and is not there for all dtypes.
+Asked for every tensor that is written, and when a tensor of a file is read for the first time, so on the
+path to the first token. `torch.isfinite` takes more than ten times as long as reading the tensor does,
+and is not there for all dtypes.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import threading
+import time
+from collections import OrderedDict
 from typing import Final
 
 import numpy as np
@@ -51,3 +56,44 @@ def is_finite(tensor: Tensor, content: memoryview) -> bool:
         greatest(np.frombuffer(content, signed)) < positive
         and greatest(np.frombuffer(content, unsigned)) < negative
     )
+
+
+FILES_KNOWN: Final = 65_536
+"""Files that are remembered; beyond it the one that was not read for longest is forgotten."""
+
+SETTLED_NS: Final = 2 * 10**9
+"""A file that was changed since is not remembered yet: another change may leave it the same times."""
+
+
+class KnownFinite:
+    """Which tensors of which files were all numbers when they were read. Safe for threads.
+
+    A file is known by its inode and the times of its last change, which whoever alters it alters too. The
+    checksum of what is read is compared all the same: this says of the same bytes only that they need
+    not be looked through again.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tensors: OrderedDict[tuple[int, ...], int] = OrderedDict()
+
+    def of(self, file: tuple[int, ...]) -> int:
+        """The tensors of a file that are known: one bit for each, in the order of the file."""
+        with self._lock:
+            if file in self._tensors:
+                self._tensors.move_to_end(file)
+            return self._tensors.get(file, 0)
+
+    def add(self, file: tuple[int, ...], tensors: int) -> None:
+        """These are all numbers, too."""
+        with self._lock:
+            self._tensors[file] = self._tensors.get(file, 0) | tensors
+            if len(self._tensors) > FILES_KNOWN:
+                self._tensors.popitem(last=False)
+
+
+def identity_of(stat: os.stat_result) -> tuple[int, ...] | None:
+    """What tells a file and its content from all others on this machine; None while it is too new."""
+    if time.time_ns() - max(stat.st_ctime_ns, stat.st_mtime_ns) < SETTLED_NS:
+        return None
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from semkv_rag.errors import ChunkFileError, StateFileError, StoreError
-from semkv_rag.store import ChunkFile, KVStore, write_chunk
+from semkv_rag.store import ChunkFile, KVStore, finite, tensor_file, write_chunk
 from semkv_rag.store.finite import is_finite, raw_bytes
 from tests.store import made
 from tests.store.forging import forge_tensor
@@ -46,8 +50,8 @@ def test_every_bit_pattern_is_judged_as_torch_does(dtype: torch.dtype) -> None:
     patterns = torch.arange(-(1 << width - 1), 1 << width - 1).to(integers).view(dtype)
     expected = torch.isfinite(patterns.float())
     assert all_numbers(patterns[expected].contiguous())
-    for pattern, finite in zip(patterns.split(1), expected.tolist(), strict=True):
-        assert all_numbers(pattern) == finite
+    for pattern, number in zip(patterns.split(1), expected.tolist(), strict=True):
+        assert all_numbers(pattern) == number
 
 
 def test_float32_at_the_edges() -> None:
@@ -133,3 +137,89 @@ def test_large_numbers_are_numbers(store: KVStore) -> None:
     write_chunk(path, header, layers)
     with ChunkFile(path, model=made.MODEL) as file:
         assert torch.equal(file.layer(0)[0], layers[0][0])
+
+
+class Looks:
+    """Counts how often tensors of files are looked through, and lets files be known after a moment."""
+
+    MOMENT_S = 0.05
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        monkeypatch.setattr(tensor_file, "is_finite", self._look)
+        monkeypatch.setattr(finite, "SETTLED_NS", int(self.MOMENT_S / 2 * 1e9))
+
+    def _look(self, tensor: torch.Tensor, content: memoryview) -> bool:
+        self.count += 1
+        return is_finite(tensor, content)
+
+    def taken_by(self, read: Callable[[], object]) -> int:
+        time.sleep(self.MOMENT_S)
+        before = self.count
+        read()
+        return self.count - before
+
+
+def read_all(path: Path) -> None:
+    with ChunkFile(path, model=made.MODEL) as file:
+        for index in range(file.header.layers):
+            file.layer(index)
+
+
+def test_a_file_is_looked_through_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = made.header(1)
+    looks, path = Looks(monkeypatch), tmp_path / "c.safetensors"
+    write_chunk(path, header, made.layers(header))
+    assert looks.taken_by(lambda: read_all(path)) == 2 * header.layers + 2
+    assert looks.taken_by(lambda: read_all(path)) == 0
+    path.rename(tmp_path / "other.safetensors")
+    write_chunk(path, header, made.layers(header))
+    assert looks.taken_by(lambda: read_all(path)) == 2 * header.layers + 2, "another file"
+
+
+def test_a_file_that_was_just_written_is_not_known_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = made.header(1)
+    looks, path = Looks(monkeypatch), tmp_path / "c.safetensors"
+    monkeypatch.setattr(finite, "SETTLED_NS", int(60e9))
+    write_chunk(path, header, made.layers(header))
+    for _ in range(2):
+        assert looks.taken_by(lambda: read_all(path)) == 2 * header.layers + 2
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_known_file_that_is_altered_is_looked_through_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_place: bool
+) -> None:
+    header = made.header(1)
+    looks, path, forged = Looks(monkeypatch), tmp_path / "c.safetensors", tmp_path / "forged"
+    layers = made.layers(header)
+    write_chunk(path, header, layers)
+    looks.taken_by(lambda: read_all(path))
+    assert looks.taken_by(lambda: read_all(path)) == 0
+    times = path.stat()
+    shutil.copyfile(path, forged)
+    forge_tensor(forged, "0001.v", spoilt(layers[1][1], float("nan"), 50))
+    if in_place:
+        path.write_bytes(forged.read_bytes())
+    else:
+        forged.replace(path)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    time.sleep(looks.MOMENT_S)
+    with ChunkFile(path, model=made.MODEL) as file:
+        with pytest.raises(ChunkFileError, match=r"holds NaN or infinity in 0001\.v"):
+            file.layer(1)
+        with pytest.raises(ChunkFileError, match=r"holds NaN"):
+            file.layer(1)
+
+
+def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finite, "FILES_KNOWN", 3)
+    known = finite.KnownFinite()
+    for number in range(3):
+        known.add((number,), 1)
+    known.add((0,), 4)
+    assert known.of((0,)) == 5
+    known.add((3,), 1)
+    assert [known.of((number,)) for number in range(4)] == [5, 0, 1, 1]
