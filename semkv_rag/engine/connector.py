@@ -39,7 +39,8 @@ from semkv_rag.engine.catalogue import Catalogue
 from semkv_rag.engine.executor import BlendExecutor
 from semkv_rag.engine.fingerprint import config_fingerprint
 from semkv_rag.engine.orphan import end_with_parent
-from semkv_rag.engine.planner import RequestPlanner
+from semkv_rag.engine.planner import RequestPlanner, scheduled_ranges
+from semkv_rag.engine.precedence import Precedence
 from semkv_rag.engine.transfer import StepMetadata, WorkerHandshake, WorkerResults
 from semkv_rag.errors import SemKVError
 from semkv_rag.store import KVStore
@@ -67,6 +68,7 @@ class SemKVConnector(KVConnectorBase_V1):
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         root = Path(extra["root"])
         self._planner: RequestPlanner | None = None
+        self._precedence = Precedence()
         self._store: KVStore | None = None
         self.executor: BlendExecutor | None = None
         if role is KVConnectorRole.WORKER:
@@ -133,11 +135,14 @@ class SemKVConnector(KVConnectorBase_V1):
         self.planner.gate = next((gate for gate in gates if not gate.servable), gates[0])
 
     def on_new_request(self, request: Request) -> None:
+        self._precedence.arrived(request)
         self.planner.new_request(request)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
+        if not self._precedence.may_begin(request):
+            return None, False
         return self.planner.matched_tokens(request, num_computed_tokens), False
 
     def update_state_after_alloc(
@@ -146,7 +151,9 @@ class SemKVConnector(KVConnectorBase_V1):
         self.planner.allocated(request, list(blocks.get_block_ids()[0]), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        return self.planner.step(scheduler_output)
+        scheduled = scheduled_ranges(scheduler_output)
+        self._precedence.stepped({name: end for name, (_, end) in scheduled.items()})
+        return self.planner.step(scheduled)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         results = connector_output.kv_connector_worker_meta
@@ -163,6 +170,7 @@ class SemKVConnector(KVConnectorBase_V1):
             worker = get_kv_transfer_group()
             if isinstance(worker, SemKVConnector) and worker.executor is not None:
                 self.planner.results(worker.executor.take_results())
+        self._precedence.ended(request)
         return False, self.planner.finished(request)
 
     # ---- worker ----------------------------------------------------------------------------

@@ -390,10 +390,13 @@ class RequestPlanner:
 
     # ---- a step ----------------------------------------------------------------------------
 
-    def step(self, output: SchedulerOutput) -> StepMetadata:
-        """The work of the coming step; called once, after its requests were scheduled."""
+    def step(self, scheduled: Mapping[str, tuple[int, int]]) -> StepMetadata:
+        """The work of the coming step; called once, after its requests were scheduled.
+
+        Args:
+            scheduled: what its forward computes, see `scheduled_ranges`.
+        """
         metadata = StepMetadata(self._model)
-        scheduled = _scheduled_ranges(output)
         if self._blends:
             filled = self._filled_by_forward(scheduled)
             for task in self._blends:
@@ -494,7 +497,7 @@ class RequestPlanner:
         return answer
 
 
-def _scheduled_ranges(output: SchedulerOutput) -> dict[str, tuple[int, int]]:
+def scheduled_ranges(output: SchedulerOutput) -> dict[str, tuple[int, int]]:
     """The token positions that the coming forward computes, [begin, end), by request."""
     begins = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
     cached = output.scheduled_cached_reqs

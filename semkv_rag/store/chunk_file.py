@@ -135,6 +135,7 @@ def _tensors(header: ChunkHeader, layers: Sequence[tuple[Tensor, Tensor]]) -> di
     for index, pair in enumerate(layers):
         for name, tensor in zip(layer_names(index), pair, strict=True):
             fits = tensor.ndim == 3 and tensor.shape[0] == len(header.tokens)
+            fits = fits and tensor.dtype is not torch.int32  # tokens are that, and no KV is
             if not fits or dtype_name(tensor.dtype) != header.dtype:
                 raise StoreError(
                     f"chunk {header.id[:16]}: {name} is {list(tensor.shape)} {tensor.dtype}, not"

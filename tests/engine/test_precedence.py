@@ -1,0 +1,117 @@
+"""While one request's prompt is computed, those that stand behind it rest; nobody waits for ever."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from semkv_rag.engine.precedence import MOST_RESTS, Precedence
+from workbench.settings import ROOT
+from workbench.starts import run_program
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What `workbench.steps` prints of real steps of vLLM."""
+    done = run_program(
+        sys.executable, "-m", "workbench.steps", tmp_path_factory.mktemp("store"), cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    printed: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return printed
+
+
+@pytest.mark.engine
+def test_others_rest_while_the_first_is_in_its_prefill(told: dict[str, Any]) -> None:
+    at = told["behind"]["at"]
+    asked_behind = told["steps before the first"]
+    first_token = asked_behind + told["steps of its prefill"]
+    assert at["first"][0] == first_token, "the whole of each step was its own"
+    for other in (name for name in at if name.startswith("other")):
+        assert not [step for step in at[other] if asked_behind < step <= first_token]
+        assert first_token + 2 in at[other], "and behind the late one's step they go on"
+    assert at["late"][0] > first_token
+
+
+@pytest.mark.engine
+def test_nobody_rests_for_an_equal(told: dict[str, Any]) -> None:
+    for steps in told["equal"]["at"].values():
+        assert steps == list(range(steps[0], steps[0] + len(steps)))
+
+
+@pytest.mark.engine
+def test_who_has_rested_answers_as_alone(told: dict[str, Any]) -> None:
+    for case in ("equal", "behind"):
+        assert told[case]["tokens"] == told["alone"]
+
+
+class Asked:
+    """What `Precedence` sees of vLLM's `Request`."""
+
+    def __init__(self, name: str, priority: int, prompt: int = 10) -> None:
+        self.request_id = name
+        self.priority = priority
+        self.num_prompt_tokens = prompt
+        self.num_computed_tokens = 0
+        self.next_decode_eligible_step = 3
+
+    @property
+    def rests(self) -> bool:
+        return self.next_decode_eligible_step != 3
+
+
+def arrived(*asked: Asked) -> Any:
+    precedence: Any = Precedence()
+    for one in asked:
+        precedence.arrived(one)
+    return precedence
+
+
+def test_nobody_rests_for_one_that_gets_no_place() -> None:
+    runs, waits = Asked("runs", 1), Asked("waits", 0)
+    precedence = arrived(runs, waits)
+    runs.num_computed_tokens = 10
+    precedence.stepped({})
+    assert not runs.rests
+    assert precedence.may_begin(runs)
+    precedence.stepped({"runs": 11, "waits": 4})  # it has got one
+    assert runs.rests
+    precedence.stepped({"waits": 10})
+    assert not runs.rests
+
+
+def test_nobody_rests_in_too_many_steps() -> None:
+    runs, long = Asked("runs", 1), Asked("long", 0, prompt=1000)
+    precedence = arrived(runs, long)
+    rested = []
+    for step in range(3 * MOST_RESTS):
+        rested.append(runs.rests)
+        precedence.stepped({"long": step})
+    assert rested[:MOST_RESTS] == [True] * MOST_RESTS
+    assert rested.count(False) == 2
+
+
+def test_who_ends_or_is_gone_holds_up_nobody() -> None:
+    runs, first, second = Asked("runs", 2), Asked("first", 0), Asked("second", 1)
+    precedence = arrived(runs, first, second)
+    assert (runs.rests, second.rests, first.rests) == (True, True, False)
+    precedence.ended(first)
+    assert (runs.rests, second.rests) == (True, False)
+    precedence.ended(first)
+    precedence.ended(second)
+    assert not runs.rests
+    precedence.ended(runs)
+    assert arrived(runs).may_begin(runs)
+
+
+def test_one_that_was_sent_back_goes_first_again() -> None:
+    runs, first = Asked("runs", 1), Asked("first", 0)
+    precedence = arrived(runs, first)
+    precedence.stepped({"first": 10})
+    assert not runs.rests
+    first.num_computed_tokens = 0
+    precedence.stepped({"first": 3})
+    assert runs.rests
