@@ -38,7 +38,7 @@ from semkv_rag.config import ReuseOptions
 from semkv_rag.engine.catalogue import Catalogue
 from semkv_rag.engine.executor import BlendExecutor
 from semkv_rag.engine.fingerprint import config_fingerprint
-from semkv_rag.engine.orphan import end_with_parent
+from semkv_rag.engine.orphan import WRITING_S, end_with_parent
 from semkv_rag.engine.planner import RequestPlanner, scheduled_ranges
 from semkv_rag.engine.precedence import Precedence
 from semkv_rag.engine.transfer import StepMetadata, WorkerHandshake, WorkerResults
@@ -72,6 +72,7 @@ class SemKVConnector(KVConnectorBase_V1):
         self._store: KVStore | None = None
         self.executor: BlendExecutor | None = None
         if role is KVConnectorRole.WORKER:
+            end_with_parent(WRITING_S)
             self.executor = BlendExecutor(vllm_config, root)
         else:
             end_with_parent()

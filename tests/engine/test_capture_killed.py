@@ -11,6 +11,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from semkv_rag.engine import Engine
 from workbench.answers import SAMPLING, assert_same, blended, plain
 from workbench.chunks import random_tokens
@@ -61,6 +63,10 @@ def kill_while_it_captures(arguments: list[object], reached: Path) -> None:
             end = time.monotonic() + START_SECONDS
             while not reached.exists() and process.poll() is None and time.monotonic() < end:
                 time.sleep(0.05)
+            family = psutil.Process(process.pid).children(recursive=True)
+            process.kill()
+            assert len(family) > 1, "the engine's processes"
+            assert psutil.wait_procs(family, timeout=60)[1] == [], "they end with it"
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

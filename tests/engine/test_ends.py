@@ -1,4 +1,7 @@
-"""How a server ends: what it has stored is whole, and no process of it stays."""
+"""How a server ends: what it has stored is whole, and no process of it stays.
+
+That an engine's processes end with the one that started it is also seen in `test_capture_killed`.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def ask(server: Server, seed: int) -> None:
     "number",
     [
         pytest.param(signal.SIGTERM, id="SIGTERM"),
-        pytest.param(signal.SIGKILL, id="SIGKILL"),
+        pytest.param(signal.SIGKILL, id="SIGKILL", marks=pytest.mark.soak),
     ],
 )
 def test_a_server_that_is_told_to_end(reader: Path, tmp_path: Path, number: int) -> None:

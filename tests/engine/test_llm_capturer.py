@@ -13,6 +13,7 @@ import pytest
 
 from semkv_rag.engine import llm_capturer
 from semkv_rag.engine.llm_capturer import LLMCapturer
+from semkv_rag.errors import EngineError
 
 
 class Asked:
@@ -20,12 +21,14 @@ class Asked:
 
     Attributes:
         active: requests under way.
+        ended: whether it was told to end.
         times: how often it was asked.
         written: the tickets that are written, told once.
     """
 
     def __init__(self) -> None:
         self.active = 0
+        self.ended = False
         self.times = 0
         self.written: list[int] = []
         self.model_config: Any = type("ModelConfig", (), {"max_model_len": 64})
@@ -89,3 +92,21 @@ def test_once_the_load_ends_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None
         assert waiting.wait_for(ticket) is not None
         ending.join()
     assert llm.times == 1
+
+
+def test_an_engine_that_was_told_to_end_is_waited_for_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM never answers what is asked of an engine that was shut down."""
+    monkeypatch.setattr(llm_capturer, "TAKE_POLL_SECONDS", 0.01)
+
+    class Silent(Asked):
+        async def collective_rpc(self, method: str) -> list[list[dict[str, Any]]]:
+            self.ended = True
+            await asyncio.sleep(60)
+            raise AssertionError("nobody waits so long")
+
+    with capturer(Silent()) as waiting:
+        ticket = waiting._tickets.draw()
+        with pytest.raises(EngineError, match="told to end"):
+            waiting.wait_for(ticket)
