@@ -6,8 +6,9 @@ end; as many requests as it may at a time; calls of `forget` with thousands of n
 precompute. Told is the p95 of the asker's time to the first token, beside its p95 while nothing else goes
 on, taken before each kind.
 
-    python benchmarks/one_client.py [--model FOLDER] [--seconds 60] [--requests 2]
+    python benchmarks/one_client.py [--model FOLDER] [--seconds 60] [--requests 2] [--step-tokens 128]
 
+Whoever asks waits for the step under way, whoever it is for: `--step-tokens` bounds what that takes.
 Server and clients share the machine's cores: part of what is told is the clients' own work.
 """
 
@@ -177,6 +178,7 @@ def main() -> None:
     parser.add_argument(
         "--requests", type=int, default=2, help="a namespace's, under way at a time"
     )
+    parser.add_argument("--step-tokens", type=int, default=128, help="vLLM's, of one step at most")
     parser.add_argument("--clients", type=int, default=8, help="threads of the one who sends")
     parser.add_argument("--kinds", nargs="*", default=KINDS, choices=KINDS)
     parser.add_argument("--send", nargs=5, help=argparse.SUPPRESS)
@@ -188,7 +190,8 @@ def main() -> None:
     rows = []
     rng = random.Random(0)
     with tempfile.TemporaryDirectory() as folder:
-        extra = ("--limits", json.dumps({"requests": args.requests}))
+        limits = json.dumps({"requests": args.requests})
+        extra = ("--limits", limits, "--max-num-batched-tokens", str(args.step_tokens))
         with Server(args.model, Path(folder), extra) as server:
             measured(server, 5, rng)
             for kind in args.kinds:
@@ -219,8 +222,14 @@ def main() -> None:
                     f" {rows[-1]['beside_p95_ms']:7.1f} ms, ratio {rows[-1]['ratio_p95']:.2f}",
                     flush=True,
                 )
-    figures = {"model": args.model.name, "requests": args.requests, "seconds": args.seconds}
-    save("one_client", {**figures, "question_tokens": QUESTION_TOKENS, "rows": rows}, plot(rows))
+    figures = {
+        "model": args.model.name,
+        "question_tokens": QUESTION_TOKENS,
+        "requests": args.requests,
+        "step_tokens": args.step_tokens,
+        "seconds": args.seconds,
+    }
+    save("one_client", {**figures, "rows": rows}, plot(rows))
 
 
 if __name__ == "__main__":

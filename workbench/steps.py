@@ -52,7 +52,8 @@ class Stepped:
 
     def ask(self, name: str, prompt: list[int], priority: int) -> None:
         params = SamplingParams(temperature=0, max_tokens=ANSWER[name], ignore_eos=True)
-        self._engine.add_request(name, {"prompt_token_ids": prompt}, params, priority=priority)
+        given = {"prompt_token_ids": prompt, "cache_salt": name}
+        self._engine.add_request(name, given, params, priority=priority)
         self.tokens[name], self.at[name] = [], []
 
     def step(self, count: int | None = None) -> None:

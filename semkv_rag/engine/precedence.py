@@ -1,12 +1,14 @@
-"""Who goes first within a step: while a request's prompt is computed, those that stand behind it rest.
+"""Who goes first within a step: while a request's prompt is computed, others that stand behind it rest.
 
 vLLM's `priority` policy orders the requests that wait. Those that run share every step with whoever is
-let in, so one client's long prompts would lengthen another's first step all the same. `ReportingLLM`
-gives a request the higher a number the more its namespace has under way. While a request is in its
-prefill, vLLM leaves out those with higher numbers that run, and lets in none of those that wait.
+let in, and come first in it: one client's long prompt takes whole steps, and another's short one waits
+for all of them. `ReportingLLM` gives a request the higher a number the more its namespace has under way.
+Of two namespaces' requests the one with the lower number goes first, and of two with the same number the
+one that has less of its prompt left. While it is in its prefill, vLLM leaves out the other where that
+runs, and does not let it in where it waits.
 
-Nobody rests for a request that gets no place, or in more than `MOST_RESTS` steps one behind the other.
-Where all numbers are the same, as without tenants, nothing happens here.
+Nobody rests for a request that gets no place, or in more than `MOST_RESTS` steps one behind the other. A
+namespace is known by vLLM's `cache_salt`. Where there is one only nothing happens here.
 """
 
 from __future__ import annotations
@@ -14,13 +16,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 MOST_RESTS = 8
 _NEVER = 1 << 62
+
+_Rank: TypeAlias = tuple[int, int]
+"""A request's number and the tokens of its prompt that are left: lower goes first."""
 
 
 @dataclass
@@ -36,34 +41,39 @@ class _Live:
     passed_over: bool = False
     eligible: int | None = None
 
+    def rank(self, computed: int) -> _Rank:
+        left = max(self.request.num_prompt_tokens - computed, 0)
+        return self.request.priority, left
+
 
 class Precedence:
     """One per engine, in the scheduler's thread."""
 
     def __init__(self) -> None:
         self._live: dict[str, _Live] = {}
-        self._priorities: Counter[int] = Counter()
-        self._first: int | None = None
+        self._namespaces: Counter[str | None] = Counter()
+        self._resting = False
         self._rests = 0
 
     def arrived(self, request: Request) -> None:
         """Called for each new request, before the step that may let it in."""
         self._live[request.request_id] = _Live(request)
-        self._priorities[request.priority] += 1
+        self._namespaces[request.cache_salt] += 1
         self._arrange({})
 
     def ended(self, request: Request) -> None:
         """Called for each request that ends, in whatever way."""
         if self._live.pop(request.request_id, None) is None:
             return
-        self._priorities[request.priority] -= 1
-        if not self._priorities[request.priority]:
-            del self._priorities[request.priority]
+        self._namespaces[request.cache_salt] -= 1
+        if not self._namespaces[request.cache_salt]:
+            del self._namespaces[request.cache_salt]
         self._arrange({})
 
     def may_begin(self, request: Request) -> bool:
         """Whether a request that waits may be let in by the step that is being made."""
-        return self._first is None or request.priority <= self._first
+        live = self._live.get(request.request_id)
+        return live is None or live.eligible is None
 
     def stepped(self, computed: Mapping[str, int]) -> None:
         """Called when a step is made.
@@ -73,29 +83,33 @@ class Precedence:
         """
         for name, live in self._live.items():
             live.passed_over = name not in computed and live.eligible is None
-        self._rests = 0 if self._first is None else self._rests + 1
+        self._rests = self._rests + 1 if self._resting else 0
         self._arrange(computed)
 
     def _arrange(self, computed: Mapping[str, int]) -> None:
-        """Have those rest in the next step that stand behind one in its prefill.
+        """Settle who rests in the next step.
 
         Args:
             computed: tokens that vLLM has not counted as computed yet.
         """
-        self._first = None
-        if len(self._priorities) > 1 and self._rests < MOST_RESTS:
-            self._first = min(
-                (
-                    live.request.priority
-                    for name, live in self._live.items()
-                    if not live.passed_over
-                    and computed.get(name, live.request.num_computed_tokens)
-                    < live.request.num_prompt_tokens
-                ),
-                default=None,
-            )
-        for live in self._live.values():
-            rests = self._first is not None and live.request.priority > self._first
+        if len(self._namespaces) < 2 and not self._resting:
+            return
+        ranks = {
+            name: live.rank(computed.get(name, live.request.num_computed_tokens))
+            for name, live in self._live.items()
+        }
+        first: dict[str | None, _Rank] = {}
+        if self._rests < MOST_RESTS:
+            for name, live in self._live.items():
+                if ranks[name][1] and not live.passed_over:
+                    salt = live.request.cache_salt
+                    first[salt] = min(ranks[name], first.get(salt, ranks[name]))
+        best = sorted(first.items(), key=lambda item: item[1])[:2]
+        self._resting = False
+        for name, live in self._live.items():
+            before = next((rank for salt, rank in best if salt != live.request.cache_salt), None)
+            rests = before is not None and before < ranks[name]
+            self._resting |= rests
             if rests and live.eligible is None:
                 live.eligible = live.request.next_decode_eligible_step
                 live.request.next_decode_eligible_step = _NEVER

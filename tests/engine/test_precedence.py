@@ -37,7 +37,7 @@ def test_others_rest_while_the_first_is_in_its_prefill(told: dict[str, Any]) -> 
 
 
 @pytest.mark.engine
-def test_nobody_rests_for_an_equal(told: dict[str, Any]) -> None:
+def test_nobody_who_decodes_rests_for_an_equal(told: dict[str, Any]) -> None:
     for steps in told["equal"]["at"].values():
         assert steps == list(range(steps[0], steps[0] + len(steps)))
 
@@ -51,8 +51,9 @@ def test_who_has_rested_answers_as_alone(told: dict[str, Any]) -> None:
 class Asked:
     """What `Precedence` sees of vLLM's `Request`."""
 
-    def __init__(self, name: str, priority: int, prompt: int = 10) -> None:
+    def __init__(self, name: str, priority: int, prompt: int = 10, salt: str = "") -> None:
         self.request_id = name
+        self.cache_salt = salt or name
         self.priority = priority
         self.num_prompt_tokens = prompt
         self.num_computed_tokens = 0
@@ -92,6 +93,27 @@ def test_nobody_rests_in_too_many_steps() -> None:
         precedence.stepped({"long": step})
     assert rested[:MOST_RESTS] == [True] * MOST_RESTS
     assert rested.count(False) == 2
+
+
+def test_of_equals_the_one_with_less_left_goes_first() -> None:
+    long, short = Asked("long", 0, prompt=900), Asked("short", 0, prompt=200)
+    precedence = arrived(long, short)
+    assert (long.rests, short.rests) == (True, False)
+    assert not precedence.may_begin(long)
+    long.num_computed_tokens = 750  # it has less left now
+    precedence.stepped({"short": 10})
+    assert (long.rests, short.rests) == (False, True)
+    precedence.stepped({"long": 900})
+    assert (long.rests, short.rests) == (False, False), "its answer holds up nobody"
+
+
+def test_nobody_rests_for_another_of_the_same_namespace() -> None:
+    long, short = Asked("long", 3, prompt=900, salt="a"), Asked("short", 0, salt="a")
+    arrived(long, short)
+    assert not long.rests
+    other = Asked("other", 1, prompt=20, salt="b")
+    arrived(long, short, other)
+    assert (long.rests, short.rests, other.rests) == (True, False, True)
 
 
 def test_who_ends_or_is_gone_holds_up_nobody() -> None:
