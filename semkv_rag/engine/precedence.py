@@ -7,8 +7,9 @@ Of two namespaces' requests the one with the lower number goes first, and of two
 one that has less of its prompt left. While it is in its prefill, vLLM leaves out the other where that
 runs, and does not let it in where it waits.
 
-Nobody rests for a request that gets no place, or in more than `MOST_RESTS` steps one behind the other. A
-namespace is known by vLLM's `cache_salt`. Where there is one only nothing happens here.
+A request that gets no place has others rest in every other step only: one without work takes no time.
+Nobody rests in more than `MOST_RESTS` steps one behind the other. A namespace is known by vLLM's
+`cache_salt`. Where there is one only nothing happens here.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class _Live:
     """A request that has not ended.
 
     Attributes:
-        passed_over: whether the last step left it out though nobody went before it.
+        passed_over: whether the last step left it out though nobody went before it. The next step is for
+            the others then, and the one behind it is this one's again.
         eligible: what vLLM held of it before it rested; None while it does not rest.
     """
 
@@ -82,7 +84,8 @@ class Precedence:
             computed: the tokens of each of its requests that will be computed behind it.
         """
         for name, live in self._live.items():
-            live.passed_over = name not in computed and live.eligible is None
+            left_out = name not in computed and live.eligible is None
+            live.passed_over = left_out and not live.passed_over
         self._rests = self._rests + 1 if self._resting else 0
         self._arrange(computed)
 

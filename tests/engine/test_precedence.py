@@ -71,14 +71,17 @@ def arrived(*asked: Asked) -> Any:
     return precedence
 
 
-def test_nobody_rests_for_one_that_gets_no_place() -> None:
+def test_others_go_on_beside_one_that_gets_no_place() -> None:
     runs, waits = Asked("runs", 1), Asked("waits", 0)
     precedence = arrived(runs, waits)
     runs.num_computed_tokens = 10
-    precedence.stepped({})
-    assert not runs.rests
-    assert precedence.may_begin(runs)
-    precedence.stepped({"runs": 11, "waits": 4})  # it has got one
+    rested = []
+    for step in range(6):
+        precedence.stepped({} if runs.rests else {"runs": 11 + step})
+        rested.append(runs.rests)
+        assert precedence.may_begin(runs) != runs.rests
+    assert rested == [False, True] * 3, "in steps without work"
+    precedence.stepped({"waits": 4})  # it has got one
     assert runs.rests
     precedence.stepped({"waits": 10})
     assert not runs.rests
