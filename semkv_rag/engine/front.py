@@ -28,7 +28,7 @@ from vllm.entrypoints.serve.exception_handling.error_response import create_erro
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine.caller import CALLER, Caller, wishes_of
-from semkv_rag.engine.limits import LimitError, Limits, UnderWay
+from semkv_rag.engine.limits import LimitError, Limits, Pace, UnderWay
 from semkv_rag.engine.tenants import OF_TENANTS, OPEN, OWN, Tenancy
 from semkv_rag.engine.transfer import TRANSFER_FIELD
 from semkv_rag.errors import OptionError
@@ -44,6 +44,9 @@ _STRUCTURE = b"[]{},:"
 _SUSPECT = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|\0|[0-9]{19}")
 """In JSON that may hold what cannot be encoded for the engine's process: halves of UTF-16 pairs (escaped,
 raw, or in UTF-16 or UTF-32), or integers of more than 64 bits."""
+
+VALUES_PER_SECOND = 1_000_000
+"""JSON values of a namespace that are read, in the long run: some of what the server's thread can."""
 
 _KEPT_BYTES = 64 << 10
 """A refused request whose body is no larger does not cost its connection: the server drops what still
@@ -66,6 +69,7 @@ class Front:
     limits = Limits()
     routes: ASGIApp | None = None
     under_way = UnderWay(limits.requests, "requests")
+    pace = Pace(VALUES_PER_SECOND)
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -81,6 +85,7 @@ class Front:
         cls.limits = limits
         cls.routes = None if routes is None else staticmethod(routes)
         cls.under_way = UnderWay(limits.requests, "requests")
+        cls.pace = Pace(VALUES_PER_SECOND)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -111,7 +116,8 @@ class Front:
         try:
             with self.under_way.one(caller.namespace):
                 if scope["type"] == "http" and scope["method"] == "POST":
-                    body = await self._read(receive, headers)
+                    body, values = await self._read(receive, headers)
+                    await self.pace.keep(caller.namespace, values)
                     caller = self._check(body, caller, key)
                     receive = _replay(body, receive)
                 await self._serve(app, caller, scope, receive, send)
@@ -140,7 +146,8 @@ class Front:
             raise _Refused(400, str(error)) from error
         return Caller(namespace, self.tenancy.reuse)
 
-    async def _read(self, receive: Receive, headers: Headers) -> bytes:
+    async def _read(self, receive: Receive, headers: Headers) -> tuple[bytes, int]:
+        """A request's body, and how many JSON values it holds at most."""
         try:
             async with asyncio.timeout(self.limits.body_seconds):
                 return await self._read_all(receive, headers)
@@ -149,7 +156,7 @@ class Front:
                 408, f"the request did not arrive within {self.limits.body_seconds} s"
             ) from None
 
-    async def _read_all(self, receive: Receive, headers: Headers) -> bytes:
+    async def _read_all(self, receive: Receive, headers: Headers) -> tuple[bytes, int]:
         most = self.limits.body_bytes
         told = headers.get("content-length", "")
         if told.isdecimal() and int(told) > most:
@@ -175,7 +182,7 @@ class Front:
                     )
             parts.append(part)
             more = message.get("more_body", False)
-        return b"".join(parts)
+        return b"".join(parts), values
 
     def _check(self, body: bytes, caller: Caller, key: str | None) -> Caller:
         """Check the options of reuse in a body; who it is from, where it may say so itself.

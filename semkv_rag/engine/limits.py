@@ -32,7 +32,7 @@ class Limits:
 
     body_bytes: int = 32 << 20
     body_seconds: int = 60
-    json_values: int = 500_000
+    json_values: int = 200_000
     requests: int = 256
     runs: int = 2
     namespace_bytes: int | None = None
@@ -89,6 +89,28 @@ class UnderWay:
             self._counts[namespace] -= 1
             if not self._counts[namespace]:
                 del self._counts[namespace]
+
+
+class Pace:
+    """Has a namespace's bodies follow each other no faster than the server's one thread can spare.
+
+    For one event loop.
+
+    Args:
+        per_second: of what is counted; a body waits until those before it are paid off.
+    """
+
+    def __init__(self, per_second: float) -> None:
+        self._per_second = per_second
+        self._paid_off: dict[str, float] = {}
+
+    async def keep(self, namespace: str, amount: float) -> None:
+        """Wait until what the namespace sent before is paid off, and put this on its account."""
+        now = asyncio.get_running_loop().time()
+        self._paid_off = {name: at for name, at in self._paid_off.items() if at > now}
+        turn = max(self._paid_off.get(namespace, now), now)
+        self._paid_off[namespace] = turn + amount / self._per_second
+        await asyncio.sleep(turn - now)
 
 
 class Turns:

@@ -166,8 +166,19 @@ class ReportingLLM(AsyncLLM):
         """Hand a request to the engine's process, in its namespace.
 
         Raises:
-            OptionError: it has none.
+            OptionError: it has none, or holds what cannot be sent there.
         """
+        try:
+            await self._hand_over_in_namespace(request)
+        except BaseException as error:
+            # vLLM has noted it already, and would for ever.
+            self.output_processor.abort_requests([request.request_id], internal=True)
+            unsendable = isinstance(error, TypeError | ValueError | OverflowError)
+            if unsendable and not isinstance(error, OptionError):
+                raise OptionError(f"vLLM cannot take the request: {error}") from error
+            raise
+
+    async def _hand_over_in_namespace(self, request: EngineCoreRequest) -> None:
         namespace = self._namespace_of(request)
         request.cache_salt = cache_salt(namespace, request.cache_salt)
         if namespace != DEFAULT_NAMESPACE and request.mm_features:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,6 +47,10 @@ CAPTURES_IN_FLIGHT = 2
 
 POLICY = "--scheduling-policy"
 MIDDLEWARE = "semkv_rag.engine.front.Front"
+
+SWITCH_S = 0.0005
+"""Python lets another thread go on after so long. While the server's loop reads a large body, each of the
+many small operations of a tier's encoder, which has a thread of its own, waits so long for its turn."""
 
 KEPT_TOGETHER = "VLLM_ENABLE_RESPONSES_API_STORE"
 """With it vLLM keeps the responses of all clients in one place, by ids that a client may choose."""
@@ -109,6 +114,7 @@ def serve(
     obstacle = _obstacle(args)
     shelf = KVStore(store, index_url=index_url)
     _log_as_vllm_does()
+    sys.setswitchinterval(SWITCH_S)
     try:
         connector = transfer if obstacle is None else None
         asyncio.run(

@@ -138,6 +138,24 @@ def test_a_request_without_a_namespace_is_refused(engine: Engine) -> None:
     for extra in (None, {}, {"kv_transfer_params": {"semkv": {}}}, {"kv_transfer_params": None}):
         with pytest.raises(OptionError, match="namespace"):
             engine._call(ask(extra))
+    assert not llm.output_processor.request_states, "nothing is kept of it"
+
+
+def test_a_request_that_cannot_be_sent_leaves_nothing_behind(engine: Engine) -> None:
+    llm = engine._llm
+    assert llm is not None
+
+    async def ask() -> None:
+        extra = {"kv_transfer_params": {"semkv": {"namespace": "a"}}, "text": "\ud800"}
+        params = SamplingParams(max_tokens=1, extra_args=extra)
+        async for _ in llm.generate({"prompt_token_ids": [9, 10]}, params, "half a pair"):
+            pass
+
+    for _ in range(2):
+        with pytest.raises(OptionError, match="vLLM cannot take the request"):
+            engine._call(ask())
+        assert not llm.output_processor.request_states
+        assert not llm.output_processor.external_req_ids
 
 
 @pytest.mark.parametrize(

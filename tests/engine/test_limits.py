@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from semkv_rag.engine.limits import LimitError, Limits, Turns, UnderWay
+from semkv_rag.engine.limits import LimitError, Limits, Pace, Turns, UnderWay
 from semkv_rag.errors import OptionError
 
 
@@ -75,3 +75,28 @@ async def test_who_gives_up_leaves_its_place() -> None:
         pass
     async with asyncio.timeout(5), turns.taken("b", 2):
         pass
+
+
+async def test_a_namespace_pays_for_what_it_sent_before_and_others_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    pace = Pace(per_second=1)
+    await pace.keep("small", 0)
+    for _ in range(3):
+        await pace.keep("large", 1000)
+    await pace.keep("small", 1)
+    assert slept == pytest.approx([0, 0, 1000, 2000, 0], abs=60)
+
+
+async def test_what_is_paid_off_is_not_kept() -> None:
+    pace = Pace(per_second=1e9)
+    for number in range(100):
+        await pace.keep(f"n{number}", 1)
+        await asyncio.sleep(0)
+    assert len(pace._paid_off) < 10

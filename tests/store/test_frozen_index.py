@@ -15,7 +15,7 @@ from sqlalchemy import text
 
 from semkv_rag.errors import StoreError
 from semkv_rag.store import KVStore
-from semkv_rag.store.index import database, rest
+from semkv_rag.store.index import database, rest, sqlite
 from semkv_rag.store.index.database import READ_S, Database
 from semkv_rag.store.records import Changes
 from tests.store import made
@@ -263,3 +263,20 @@ def test_a_file_that_another_program_has_for_itself(
                 assert time.monotonic() - began < AT_ONCE_S
             other.execute("COMMIT")
             works_again(store)
+
+
+def test_what_may_be_lost_does_not_wait_long_for_another_writer(tmp_path: Path) -> None:
+    """A request waits for it; what must not be lost waits for its turn."""
+    with KVStore(tmp_path) as store, ThreadPoolExecutor(1) as thread:
+        id_ = made.put(store, 1)
+        with closing(sqlite3.connect(tmp_path / "index.sqlite", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with fails(sqlite.LAZY_S + BUDGET_S, "database is locked"):
+                store.prompts.sight(made.MODEL, "default", "key")
+            removing = thread.submit(store.remove, made.MODEL, "default", [id_])
+            time.sleep(2 * sqlite.LAZY_S)
+            assert not removing.done()
+            other.execute("COMMIT")
+        removing.result(30)
+        assert not store.get(made.MODEL, "default", [id_])
+        assert store.prompts.sight(made.MODEL, "default", "key") == 1

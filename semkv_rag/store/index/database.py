@@ -122,7 +122,8 @@ class Database:
 
         Args:
             durable: it is on disk when this returns (SQLite; others do as they are set up). False is
-                for what may be lost in a power cut.
+                for what may be lost in a power cut, or where others write for long: it does not wait
+                for them as the others do.
         """
         self.require_writing()
         writer = self._writer if durable else self._lazy_writer

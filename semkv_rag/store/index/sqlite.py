@@ -15,6 +15,7 @@ import os
 import sqlite3
 import stat
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -28,6 +29,9 @@ from semkv_rag.store.beneath import open_file
 
 BUSY_TIMEOUT_S = 60.0
 """How long a writer waits for its turn."""
+
+LAZY_S = 1.0
+"""And one whose writing may be lost: a request may wait for it."""
 
 _JOURNAL_MAGIC: Final = bytes.fromhex("d9d505f920a163d7")
 """The last bytes of a journal that names a super-journal."""
@@ -73,7 +77,7 @@ def engine(file: Path, *, read_only: bool, busy_s: float = BUSY_TIMEOUT_S) -> En
             raise DisconnectionError("the index file was replaced")
 
     event.listen(made, "checkout", check_file)
-    event.listen(made, "begin", _begin)
+    event.listen(made, "begin", partial(_begin, busy_s))
     return made
 
 
@@ -162,10 +166,21 @@ def _identity(file: Path, immutable: bool) -> tuple[int, ...] | None:
     return (*found, stat.st_size, stat.st_mtime_ns) if immutable else found
 
 
-def _begin(connection: Connection) -> None:
+def _begin(busy_s: float, connection: Connection) -> None:
     write: Any = connection.get_execution_options().get("semkv_write")
     if write is None:
         connection.exec_driver_sql("BEGIN")
-    else:
-        connection.exec_driver_sql(f"PRAGMA synchronous={_SYNCHRONOUS[write]}")
+        return
+    connection.exec_driver_sql(f"PRAGMA synchronous={_SYNCHRONOUS[write]}")
+    if write == "durable":
         connection.exec_driver_sql("BEGIN IMMEDIATE")
+        return
+    _wait_at_most(min(busy_s, LAZY_S), connection)
+    try:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    finally:
+        _wait_at_most(busy_s, connection)
+
+
+def _wait_at_most(busy_s: float, connection: Connection) -> None:
+    connection.exec_driver_sql(f"PRAGMA busy_timeout={round(busy_s * 1000)}")
