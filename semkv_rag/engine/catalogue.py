@@ -104,8 +104,9 @@ class Catalogue:
 
     def forget(self, namespace: str, ids: Iterable[str]) -> None:
         """Match these chunks no more, because they are gone or their files are bad."""
-        if (shelf := self._shelves.get(namespace)) is not None:
-            shelf.bad = {*shelf.bad, *ids}
+        with self._lock:
+            if (shelf := self._shelves.get(namespace)) is not None:
+                shelf.bad.update(ids)
 
     def _begin(self, namespace: str, shelf: _Shelf) -> None:
         """Have the next look-up of a shelf done, in its turn among all namespaces'. Holds the lock."""
@@ -128,18 +129,17 @@ class Catalogue:
                 self._begin(namespace, shelf)
                 return
             shelf.busy_since = None
-            if shelf.index is None:
-                del self._shelves[
-                    namespace
-                ]  # whatever namespaces are asked for, this does not grow
+            if shelf.index is None:  # whatever namespaces are asked for, this does not grow
+                del self._shelves[namespace]
 
     def _look_up(self, namespace: str, shelf: _Shelf, prompt: TokenArray) -> list[Span]:
         self._refresh(namespace, shelf)
         if shelf.index is None:
             return []
-        if bad := shelf.bad:
+        with self._lock:
+            bad, shelf.bad = shelf.bad, set()
+        if bad:
             shelf.index.remove(bad)
-            shelf.bad = shelf.bad - bad  # what came meanwhile stays
         return shelf.index.match(prompt)
 
     def _refresh(self, namespace: str, shelf: _Shelf) -> None:

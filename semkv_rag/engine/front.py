@@ -41,12 +41,18 @@ NAMESPACE_HEADER = "x-semkv-namespace"
 _DONE = b"data: [DONE]\n\n"
 _STRUCTURE = b"[]{},:"
 
-_SUSPECT = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|\0|[0-9]{19}")
-"""In JSON that may hold what cannot be encoded for the engine's process: halves of UTF-16 pairs (escaped,
-raw, or in UTF-16 or UTF-32), or integers of more than 64 bits."""
+_SUSPECT = (b"\\ud", b"\\uD", b"\0")
+"""In JSON that may hold what cannot be encoded for the engine's process: halves of UTF-16 pairs, escaped
+or in UTF-16 or UTF-32. Looked for one by one, which takes a tenth of what one pattern for all does."""
+_RAW_HALF = re.compile(rb"\xed[\xa0-\xbf]")
+_DIGITS = bytes(48 if 48 <= code < 58 else 32 for code in range(256))
+_LONG_INTEGER = b"0" * 19
+"""Among `_DIGITS`: an integer that may have more than 64 bits."""
 
 VALUES_PER_SECOND = 1_000_000
 """JSON values of a namespace that are read, in the long run: some of what the server's thread can."""
+BYTES_OF_A_VALUE = 16
+"""What is as much work as a value."""
 
 _KEPT_BYTES = 64 << 10
 """A refused request whose body is no larger does not cost its connection: the server drops what still
@@ -117,7 +123,7 @@ class Front:
             with self.under_way.one(caller.namespace):
                 if scope["type"] == "http" and scope["method"] == "POST":
                     body, values = await self._read(receive, headers)
-                    await self.pace.keep(caller.namespace, values)
+                    await self.pace.keep(caller.namespace, values + len(body) // BYTES_OF_A_VALUE)
                     caller = self._check(body, caller, key)
                     receive = _replay(body, receive)
                 await self._serve(app, caller, scope, receive, send)
@@ -190,7 +196,7 @@ class Front:
         What it overlooks is checked where the request enters the engine, but then an answer that is
         streamed has begun.
         """
-        suspect = _SUSPECT.search(body) is not None
+        suspect = _is_suspect(body)
         if not suspect and TRANSFER_FIELD.encode() not in body:
             return caller
         try:
@@ -217,6 +223,15 @@ def api_key(headers: Headers) -> str | None:
     """The API key of a request: OpenAI's clients send it the one way, Anthropic's the other."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key if scheme.lower() == "bearer" and key else headers.get("x-api-key")
+
+
+def _is_suspect(body: bytes) -> bool:
+    """Whether a body may hold what `_encodable` refuses. Tens of megabytes take tens of milliseconds."""
+    return (
+        any(part in body for part in _SUSPECT)
+        or (b"\xed" in body and _RAW_HALF.search(body) is not None)
+        or _LONG_INTEGER in body.translate(_DIGITS)
+    )
 
 
 def _encodable(body: bytes) -> Any:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -138,8 +139,12 @@ class Routes:
             for first in range(0, len(names), FORGOTTEN_AT_ONCE):
                 if left.is_set() or self._stopping.is_set():
                     break
+                began = time.monotonic()
                 some = names[first : first + FORGOTTEN_AT_ONCE]
                 removed += forget_sources(store, model, namespace, some)
+                if first + FORGOTTEN_AT_ONCE < len(names):
+                    # As long a rest: who waits for an answer needs the cores, too.
+                    left.wait(time.monotonic() - began)
             return removed
 
         with self._running.one(namespace), _leaving(request, left):

@@ -23,15 +23,18 @@ from vllm.config import ECTransferConfig
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Completion, Engine, StateEncoder
 from semkv_rag.engine.fusion_ids import parse_identifier, state_identifier
+from semkv_rag.engine.fusion_lookup import LARGEST_FEATURE
 from semkv_rag.engine.launch import model_fingerprint, resolve, transfer_config
 from semkv_rag.engine.tiering import Tiering
 from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.reuse import image_key
-from semkv_rag.store import state_file
+from semkv_rag.store import KVStore, state_file
 from semkv_rag.store.tensor_file import write_tensors
 from semkv_rag.tiers import CallableEncoder, Cascade, TierOptions
 from semkv_rag.tiers.vectors import Vectors
 from workbench.answers import SAMPLING, assert_same
+from workbench.answers import plain as plain_text
+from workbench.chunks import random_tokens
 from workbench.engines import Engines
 from workbench.inside import inside, limit_file_size
 from workbench.settings import ENGINE_ARGS, ROOT
@@ -366,6 +369,9 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "too long": (lambda path: _forged(_state(path).repeat(2, 1), path), r"not \[4, 128\]"),
     "too wide": (lambda path: _forged(_state(path).repeat(1, 2), path), r"not \[4, 128\]"),
     "nan": (lambda path: _forged(torch.full((4, 128), float("nan")), path), "NaN"),
+    "infinite": (lambda path: _forged(torch.full((4, 128), float("-inf")), path), "infinity"),
+    "huge": (lambda path: _forged(_state(path) * 1e38, path), "values beyond"),
+    "too large": (lambda path: _forged(torch.full((4, 128), -32769.0), path), "values beyond"),
     "foreign": (lambda path: _forged(_state(path) + 1, path, model="f" * 64), "another model"),
     "deleted": (Path.unlink, "not stored"),
     "a folder": (_to_folder, "not a file"),
@@ -392,6 +398,26 @@ def test_a_bad_file_is_computed_with_a_reason(engine: Engine, namespace: str, fa
     before = tower_calls(engine)
     answer = ask(engine, about("healed {} by then", picture(1)), namespace=namespace)
     assert (tower_calls(engine), answer.report.tiers["fusion"]) == (before, "hit")
+
+
+@pytest.mark.parametrize("value", [LARGEST_FEATURE, -LARGEST_FEATURE, 1e-45, 0.0])
+def test_features_that_no_model_computes_harm_no_later_request(
+    engine: Engine, namespace: str, value: float
+) -> None:
+    """They are numbers, and nobody can tell; who asks about this image gets a wrong answer."""
+    prompts = [random_tokens(seed, 30 * seed + 5) for seed in range(1, 9)]
+    right = [plain_text(engine, prompt) for prompt in prompts]
+    show(engine, namespace, picture(1))
+    _forged(torch.full((4, 128), value), state_of(engine, namespace))
+    answer = ask(engine, about(ASKED, picture(1)), namespace=namespace)
+    assert answer.report.tiers["fusion"] == "hit"
+    engine.reset_prefix_cache()
+    for prompt, expected in zip(prompts, right, strict=True):
+        assert_same(plain_text(engine, prompt), expected)
+    assert_same(
+        ask(engine, about(ASKED, picture(1)), namespace=namespace + " other"),
+        plain(engine, about(ASKED, picture(1))),
+    )
 
 
 def test_another_images_file_under_this_name(engine: Engine, namespace: str) -> None:
@@ -472,6 +498,36 @@ def test_an_answer_does_not_wait_for_the_disk(engine: Engine, namespace: str) ->
     settle(engine)
     assert time.monotonic() - began > 5
     assert state_of(engine, namespace).exists()
+
+
+def test_what_waits_to_be_written_is_stored_when_the_engine_is_closed(
+    engines: Engines, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    pictures = 12
+
+    def slow_down(worker: Any) -> None:
+        import time
+
+        from semkv_rag.store import states
+
+        write = states.write_state
+
+        def slow(*arguments: Any) -> int:
+            time.sleep(0.3)
+            return write(*arguments)
+
+        states.write_state = slow
+
+    options = {"tiers": TierOptions(), "encoders": {}, "store": tmp_path}
+    with engines.own(tiny_model("idefics3"), **options) as engine:
+        inside(engine, slow_down)
+        for seed in range(pictures):
+            ask(engine, about(SEEN, picture(seed)))
+        assert engine.store is not None
+        assert len(list(engine.store.states.records())) < pictures, "some wait"
+    with KVStore(tmp_path) as store:
+        assert len(list(store.states.records())) == pictures
+        assert store.verify().problems == ()
 
 
 def test_an_evicted_state_is_computed_and_stored_again(engine: Engine, namespace: str) -> None:
