@@ -54,6 +54,10 @@ VALUES_PER_SECOND = 1_000_000
 BYTES_OF_A_VALUE = 16
 """What is as much work as a value."""
 
+REFUSING_S = 0.1
+"""What goes beyond a limit is refused after so long: else clients that ask again at once, and are refused
+again, keep the server's thread from the others."""
+
 _KEPT_BYTES = 64 << 10
 """A refused request whose body is no larger does not cost its connection: the server drops what still
 comes of the body. Where a connection is closed meanwhile, the client meets a reset, not the answer."""
@@ -128,6 +132,7 @@ class Front:
                     receive = _replay(body, receive)
                 await self._serve(app, caller, scope, receive, send)
         except LimitError as error:
+            await asyncio.sleep(REFUSING_S)
             raise _Refused(429, str(error)) from error
 
     async def _serve(

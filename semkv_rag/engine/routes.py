@@ -54,6 +54,8 @@ ASKED_AT_ONCE = 4
 HEARTBEAT_SECONDS = 5.0
 LEFT_POLL_SECONDS = 0.2
 FORGOTTEN_AT_ONCE = 64
+RESTS = 3
+"""Times as long as for a batch of names nothing is done: who waits for an answer needs the cores, too."""
 """Sources that are removed before it is asked whether the client is still there."""
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -143,8 +145,7 @@ class Routes:
                 some = names[first : first + FORGOTTEN_AT_ONCE]
                 removed += forget_sources(store, model, namespace, some)
                 if first + FORGOTTEN_AT_ONCE < len(names):
-                    # As long a rest: who waits for an answer needs the cores, too.
-                    left.wait(time.monotonic() - began)
+                    left.wait(RESTS * (time.monotonic() - began))
             return removed
 
         with self._running.one(namespace), _leaving(request, left):
