@@ -102,7 +102,9 @@ def in_front(prompt: list[int], count: int) -> float:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"{}"})
 
-    tenancy = Tenancy.of_keys("default", {"a key": "a tenant"}, {"operator"}, trust_request=False)
+    tenancy = Tenancy.of_keys(
+        "default", {"a key": "a tenant"}, {"operator"}, trust_request=False, reuse=ReuseOptions()
+    )
     Front.configure(tenancy, Limits(), None)
     front = Front(app)
     body = json.dumps({"model": "m", "prompt": prompt, "max_tokens": 1}).encode()

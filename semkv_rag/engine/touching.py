@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from semkv_rag.errors import SemKVError
 
 TOUCH_SECONDS = 10.0
 
@@ -30,8 +33,11 @@ class Touches:
 
     def close(self) -> None:
         """Hand on what was noted, and stop."""
-        self._tell()
         self._thread.shutdown(wait=True)
+        if self._used:
+            # Here: when the interpreter ends no thread is started any more.
+            with suppress(SemKVError):
+                self._touch(self._used)
 
     def _tell(self) -> None:
         self._told_at = time.monotonic()
