@@ -490,6 +490,8 @@ KNOWN = (
         re.compile(rb"tool_choice|structured_outputs|format|output_config"),
         "Internal server error",
     ),
+    # vLLM's beam search over a prompt without tokens, or for an answer without any.
+    (re.compile(rb'"use_beam_search"'), "list index out of range"),
     # vLLM's Messages API does not know the error event of the chat's stream that it is made of.
     (re.compile(rb'"stream"'), "Field required [type=missing"),
 )
@@ -587,6 +589,7 @@ async def _send(client: httpx.AsyncClient, one: Body, outcome: Outcome) -> None:
 def judged(answer: httpx.Response) -> tuple[int, str]:
     """The status of an answer, or of the error that its stream ends in; and what is wrong, or nothing."""
     status, text = answer.status_code, answer.text
+    refused = status >= 400
     streams = answer.headers.get("content-type", "").startswith("text/event-stream")
     lines = text.splitlines() if streams else [text]
     told = [
@@ -600,7 +603,7 @@ def judged(answer: httpx.Response) -> tuple[int, str]:
         except ValueError as error:
             return status, f"{status}, no JSON ({error}): {one[:200]!r}"
         error = value.get("error") if isinstance(value, dict) else None
-        if status >= 400 and not isinstance(error, dict) and "detail" not in one:
+        if refused and not isinstance(error, dict) and "detail" not in one:
             return status, f"{status}, no error in it: {one[:200]!r}"
         if status < 400 and isinstance(error, dict):
             status = _status_of(error)

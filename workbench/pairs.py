@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,8 +66,13 @@ def pairs(seed: int, count: int) -> Iterator[Pair]:
 
 
 def spill(engine: Engine, tenants: tuple[str, str], every: Sequence[Pair]) -> Spill:
-    """Ask all pairs, the tenants in turns, and look for what went across."""
+    """Ask all pairs, the tenants in turns, and look for what went across.
+
+    There are not thousands of prompts of a token or two. A tenant that asks one again in another pair
+    finds its own blocks: those that another of its requests began with, too, are not counted as across.
+    """
     seen = Spill()
+    computed: Counter[tuple[str, int]] = Counter()
     for begin in range(0, len(every), TOGETHER):
         some = every[begin : begin + TOGETHER]
         # Turns, so that neither is always the first.
@@ -77,7 +83,10 @@ def spill(engine: Engine, tenants: tuple[str, str], every: Sequence[Pair]) -> Sp
                 store_chunks(engine, [prompt], namespace=one)
             if pair.kind == "beam":
                 _search(engine, pair, one)
-        answers = _ask(engine, [given for given in asked if given[0].kind != "beam"])
+        plain = [given for given in asked if given[0].kind != "beam"]
+        answers = _ask(engine, plain)
+        for (_, prompt, one), answer in zip(plain, answers, strict=True):
+            computed.update(_heads(one, [*prompt, *answer.token_ids]))
         said = iter(answers)
         later = [
             pair.first + ([] if pair.kind == "beam" else [*next(said).token_ids]) + pair.behind
@@ -86,12 +95,23 @@ def spill(engine: Engine, tenants: tuple[str, str], every: Sequence[Pair]) -> Sp
         second = list(zip(some, later, turns, strict=True))
         across = _ask(engine, [(pair, prompt, other) for pair, prompt, (_, other) in second])
         again = _ask(engine, [(pair, prompt, one) for pair, prompt, (one, _) in second])
-        for pair, other, own in zip(some, across, again, strict=True):
-            if got := _got(other.report):
+        for (_, prompt, (one, other)), answer, own in zip(second, across, again, strict=True):
+            computed.update(_heads(other, [*prompt, *answer.token_ids]))
+            computed.update(_heads(one, [*prompt, *own.token_ids]))
+        for (pair, prompt, (_, who)), other, own in zip(second, across, again, strict=True):
+            head = (who, hash(tuple(prompt[: other.report.cached_tokens])))
+            its_own = _tokens(other.report) == other.report.cached_tokens and computed[head] > 1
+            if (got := _got(other.report)) and not its_own:
                 seen.found.append(f"{pair.kind} {len(pair.first)}+{pair.answer_tokens}: {got}")
             seen.own += _tokens(own.report)
         seen.pairs += len(some)
     return seen
+
+
+def _heads(who: str, tokens: Sequence[int]) -> Iterator[tuple[str, int]]:
+    """The blocks that a tenant's request began with, each with all before it."""
+    for end in range(BLOCK, len(tokens) + 1, BLOCK):
+        yield who, hash(tuple(tokens[:end]))
 
 
 def _ask(engine: Engine, asked: Sequence[tuple[Pair, list[int], str]]) -> list[Completion]:
