@@ -36,6 +36,7 @@ from semkv_rag.config import ReuseOptions
 from semkv_rag.engine.caller import CALLER, Caller
 from semkv_rag.engine.forced_tools import configure_tools
 from semkv_rag.engine.reporting import ReportingLLM
+from semkv_rag.engine.streamed import with_report
 from semkv_rag.engine.transfer import PARAMS_KEY, TRANSFER_FIELD
 from semkv_rag.errors import EngineError, OptionError, SemKVError
 
@@ -137,7 +138,7 @@ class ChatService:
         fields: Mapping[str, Any],
         reuse: ReuseOptions,
     ) -> AsyncIterator[dict[str, Any]]:
-        """The chunks of OpenAI's streamed response, then one with the report, as a server's.
+        """The chunks of OpenAI's streamed response, the report in the last one that has a choice.
 
         As `answer`; the request is checked before this returns. The chunks are for one task.
         """
@@ -159,8 +160,7 @@ class ChatService:
             chunk = json.loads(data)
             if "error" in chunk:
                 raise _fault(chunk["error"])
-            yield chunk
-        yield {"choices": [], TRANSFER_FIELD: caller.report}
+            yield with_report(chunk, caller.report)
 
     def _request(
         self,

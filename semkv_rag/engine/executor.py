@@ -57,6 +57,7 @@ class BlendExecutor:
         self._root = root
         self._rank = 0
         self._ranks = 1
+        self._shapes: Sequence[tuple[tuple[int, int], tuple[int, int]]] = ()
         self._blend_pass: BlendPass | None = None
         self._capture: ChunkCapture | None = None
         self._spoiling: Spoiling | None = None
@@ -72,6 +73,7 @@ class BlendExecutor:
             if len(groups) != 1:
                 raise Unservable(f"its cache has {len(groups)} groups (hybrid cache)")
             layers = model_layers(runner.get_model(), self._config)
+            self._shapes = [layer.kv_shapes for layer in layers]
             self._rank = get_tensor_model_parallel_rank()
             self._ranks = get_tensor_model_parallel_world_size()
             block_size = self._config.cache_config.block_size
@@ -191,6 +193,7 @@ class BlendExecutor:
             path = chunk_path(self._root, model, namespace, chunk_id, self._rank)
             try:
                 file = files.enter_context(ChunkFile(path, model=model, chunk_id=chunk_id))
+                file.require(self._shapes)
                 if self._ranks > 1:
                     file.verify()  # a fault found halfway could not be agreed on any more
                 sources[chunk_id] = file

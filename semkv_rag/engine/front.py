@@ -7,8 +7,8 @@ A request passes, in this order:
 3. the options of reuse in it, so that a mistake is an answer 400 with the fix in it;
 4. the server, with `CALLER` set: whatever route it takes, that is what it enters the engine with.
 
-vLLM leaves the reuse report out of streamed answers: the layer adds it, as one more chunk with no
-choices, before `[DONE]`.
+vLLM leaves the reuse report out of streamed answers: the layer adds it to the last chunk that has a
+choice.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from vllm.entrypoints.serve.exception_handling.error_response import create_erro
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine.caller import CALLER, Caller, wishes_of
 from semkv_rag.engine.limits import LimitError, Limits, Pace, UnderWay
+from semkv_rag.engine.streamed import events_with_report
 from semkv_rag.engine.tenants import OF_TENANTS, OPEN, OWN, Tenancy
 from semkv_rag.engine.transfer import TRANSFER_FIELD
 from semkv_rag.errors import OptionError
@@ -38,7 +39,6 @@ logger = logging.getLogger(__name__)
 NAMESPACE_HEADER = "x-semkv-namespace"
 """By which a trusted client names its namespace, whatever the route."""
 
-_DONE = b"data: [DONE]\n\n"
 _STRUCTURE = b"[]{},:"
 
 _SUSPECT = (b"\\ud", b"\\uD", b"\0")
@@ -301,7 +301,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 class _ReportingStream:
-    """Passes an answer on, and puts the reuse report into a stream of events before its end."""
+    """Passes an answer on, and puts the reuse report into a stream of events."""
 
     def __init__(self, send: Send, caller: Caller) -> None:
         self._send = send
@@ -315,26 +315,9 @@ class _ReportingStream:
             self._events = kind.startswith("text/event-stream")
         elif message["type"] == "http.response.body" and self._events:
             self._ended = not message.get("more_body", False)
-            message = self._with_report(message)
+            body = events_with_report(message.get("body", b""), self._caller.report)
+            message = {**message, "body": body}
         await self._send(message)
-
-    def _with_report(self, message: Message) -> Message:
-        if self._caller.report is not None:
-            body: bytes = message.get("body", b"")
-            # An event of its own. In an answer's text a line break is `\n` in JSON.
-            before = body.removesuffix(_DONE)
-            if before != body and (not before or before.endswith(b"\n\n")):
-                chunk: dict[str, Any] = {
-                    "id": "",
-                    "object": "semkv.report",
-                    "created": 0,
-                    "model": "",
-                    "choices": [],
-                    TRANSFER_FIELD: self._caller.report,
-                }
-                told = f"data: {json.dumps(chunk)}\n\n".encode()
-                return {**message, "body": before + told + _DONE}
-        return message
 
     async def fail(self, error: Exception) -> bool:
         """End a stream of events that has begun by one that tells the error; whether there is one.

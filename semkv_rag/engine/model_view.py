@@ -37,6 +37,15 @@ class Layer:
     def kv_heads(self) -> int:
         return int(self.attention.num_kv_heads)
 
+    @property
+    def kv_shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """`(kv_heads, head_dim)` of K and of V on this rank."""
+        attention = self.attention
+        return (
+            (self.kv_heads, int(attention.head_size)),
+            (self.kv_heads, int(attention.head_size_v)),
+        )
+
 
 class Unservable(Exception):
     """The model or its configuration cannot be served with reuse; the message says why."""

@@ -19,6 +19,7 @@ from vllm import RequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineGenerateError
 
 from semkv_rag.config import DEFAULT_NAMESPACE
 from semkv_rag.engine.caller import (
@@ -140,6 +141,10 @@ class ReportingLLM(AsyncLLM):
                     if caller is not None:
                         caller.report = params
                 yield output
+        except EngineGenerateError as error:
+            if isinstance(error.__cause__, OptionError):  # of `_enter`
+                raise error.__cause__ from None
+            raise
         finally:
             if tiering is not None and tiered is not None:
                 latency_s = time.perf_counter() - began

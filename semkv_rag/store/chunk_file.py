@@ -82,6 +82,24 @@ class ChunkFile(TensorFile):
         self._chunk_id = chunk_id
         super().__init__(path)
 
+    def require(self, shapes: Sequence[tuple[tuple[int, int], tuple[int, int]]]) -> None:
+        """Make sure, by the header alone, that the KV is of these layers.
+
+        Nothing is read: of a forged file not even memory is taken.
+
+        Args:
+            shapes: `(kv_heads, head_dim)` of K and of V, by layer.
+
+        Raises:
+            ChunkFileError: it is of other layers.
+        """
+        if self.header.layers != len(shapes):
+            raise self._error(f"holds {self.header.layers} layers, the model has {len(shapes)}")
+        for index, pair in enumerate(shapes):
+            for name, shape in zip(layer_names(index), pair, strict=True):
+                if (stored := self._entries[name].shape[1:]) != shape:
+                    raise self._error(f"holds {list(stored)} a token in {name}, not {list(shape)}")
+
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V of a layer, each `[tokens, kv_heads, head_dim]` on the CPU, checksums verified.
 

@@ -84,11 +84,11 @@ def test_a_stream_s_parts_and_its_end() -> None:
     assert text is not None and (text.text, text.logprobs) == ("a", {"c": 1})
     begun = {"index": 1, "id": "c1", "function": {"name": "look", "arguments": None}}
     delta = {"content": None, "tool_calls": [begun]}
-    call = answer.take({**head, "choices": [{"delta": delta, "finish_reason": "tool_calls"}]})
+    ending = {"delta": delta, "finish_reason": "tool_calls"}
+    call = answer.take({**head, "choices": [ending], **REPORT})
     assert call is not None
     assert call.tool_calls == ({"index": 1, "id": "c1", "function": {"name": "look"}},)
     assert answer.take({**head, "choices": [], "usage": USAGE}) is None
-    assert answer.take({"id": "", "model": "", "choices": [], **REPORT}) is None
     last = answer.last()
     assert (last.text, last.report) == ("", {"kv_cache": "hit"})
     assert last.raw is not None

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
+from torch import Tensor
 
 from semkv_rag.corpus.capture import CaptureItem
 from semkv_rag.engine import Completion, Engine
@@ -18,6 +21,9 @@ from workbench.chunks import Stored, random_tokens, store_chunks
 from workbench.inside import limit_file_size, open_chunk_files
 
 QUESTION = random_tokens(601, 10)
+
+KV: TypeAlias = tuple[Tensor, Tensor]
+"""A layer's K and V, each [tokens, kv_heads, head_dim]."""
 
 
 def delete(path: Path, model: str) -> None:
@@ -50,11 +56,28 @@ def another_model(path: Path, model: str) -> None:
     write_chunk(path, header, layers)
 
 
+def other_layers(change: Callable[[KV], list[KV]]) -> Callable[[Path, str], None]:
+    """A sound file whose layers are those of another model, which has this one's fingerprint."""
+
+    def forge(path: Path, model: str) -> None:
+        with ChunkFile(path, model=model) as file:
+            header = file.header
+            pairs = [file.layer(index) for index in range(header.layers)]
+        layers = [kept for pair in pairs for kept in change(pair)]
+        write_chunk(path, replace(header, layers=len(layers)), layers)
+
+    return forge
+
+
 FAULTS: dict[str, tuple[Callable[[Path, str], None], str]] = {
     "deleted": (delete, "is missing"),
     "truncated": (truncate, ""),
     "bit flipped": (flip_a_bit, ""),
     "another model": (another_model, "another model"),
+    "one head": (other_layers(lambda kv: [(kv[0][:, :1], kv[1][:, :1])]), "a token in"),
+    "short heads": (other_layers(lambda kv: [(kv[0], kv[1][..., :1])]), "a token in"),
+    "long heads": (other_layers(lambda kv: [(kv[0].repeat(1, 1, 2), kv[1])]), "a token in"),
+    "more layers": (other_layers(lambda kv: [kv, kv]), "the model has"),
 }
 
 

@@ -305,9 +305,16 @@ async def test_what_a_namespace_has_under_way_is_its_own() -> None:
 # ---- the report --------------------------------------------------------------------------------
 
 
-def test_the_report_stands_before_the_end_and_nowhere_else() -> None:
-    said = json.dumps({"text": "data: [DONE]\n\ndata: [DONE]\n\n"})
-    events = [f"data: {said}\n\n", "data: [DONE]\n\n"]
+def test_the_report_stands_in_the_last_regular_chunk_and_nowhere_else() -> None:
+    """What looks like an end in an answer's text is none."""
+    looks = (
+        '"finish_reason":"stop"\n\ndata: {"choices":[{"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+    )
+    more = {"choices": [{"index": 0, "text": looks, "finish_reason": None}]}
+    last = {"id": "x", "choices": [{"index": 0, "text": looks, "finish_reason": "stop"}]}
+    usage: dict[str, Any] = {"choices": [], "usage": {"total_tokens": 3}}
+    events = [json.dumps(chunk, separators=(",", ":")) for chunk in (more, last, usage)]
+    events += ['{"finish_reason":"', "[DONE]"]
     report = {"semkv": {"kv_cache": "hit"}}
 
     async def inner(scope: Scope, receive: Receive, send: Send) -> None:
@@ -317,13 +324,14 @@ def test_the_report_stands_before_the_end_and_nowhere_else() -> None:
 
         async def parts() -> AsyncIterator[str]:
             for event in events:
-                yield event
+                yield f"data: {event}\n\n"
 
         response = StreamingResponse(parts(), media_type="text/event-stream")
         await response(scope, receive, send)
 
     client = TestClient(Front(inner), headers={"x-api-key": A})
     told = client.post("/v1/completions").text.split("\n\n")
-    assert told[0] == f"data: {said}"
-    assert json.loads(told[1].removeprefix("data: "))["kv_transfer_params"] == report
-    assert told[2:] == ["data: [DONE]", ""]
+    assert told.pop() == ""
+    told = [event.removeprefix("data: ") for event in told]
+    assert [told[0], *told[2:]] == [events[0], *events[2:]]
+    assert json.loads(told[1]) == {**last, "kv_transfer_params": report}

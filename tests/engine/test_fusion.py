@@ -370,7 +370,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "too wide": (lambda path: _forged(_state(path).repeat(1, 2), path), r"not \[4, 128\]"),
     "nan": (lambda path: _forged(torch.full((4, 128), float("nan")), path), "NaN"),
     "infinite": (lambda path: _forged(torch.full((4, 128), float("-inf")), path), "infinity"),
-    "huge": (lambda path: _forged(_state(path) * 1e38, path), "values beyond"),
+    "huge": (lambda path: _forged(torch.full((4, 128), 1e38), path), "values beyond"),
     "too large": (lambda path: _forged(torch.full((4, 128), -32769.0), path), "values beyond"),
     "foreign": (lambda path: _forged(_state(path) + 1, path, model="f" * 64), "another model"),
     "deleted": (Path.unlink, "not stored"),

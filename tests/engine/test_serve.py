@@ -118,7 +118,7 @@ def test_no_other_way_to_a_namespace(engine: Engine, server: Server) -> None:
         client_of(server).post(url, body={"prompt": "x", **wishes}, cast_to=dict[str, Any])
 
 
-def test_a_stream_ends_with_the_report(engine: Engine, server: Server) -> None:
+def test_a_stream_s_last_chunk_has_the_report(engine: Engine, server: Server) -> None:
     stored = put(engine, server, [random_tokens(17, 90)], "default")[0]
     ask: dict[str, Any] = {
         "model": server.model,
@@ -127,10 +127,29 @@ def test_a_stream_ends_with_the_report(engine: Engine, server: Server) -> None:
     }
     whole = client_of(server).completions.create(**ask)
     chunks = list(client_of(server).completions.create(stream=True, **ask))
-    text = "".join(choice.text for chunk in chunks for choice in chunk.choices)
-    assert text == whole.choices[0].text
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+    assert chunks[-1].choices[0].finish_reason
     assert report_of(chunks[-1]).chunk_ids == (stored.id,)
     assert sum("kv_transfer_params" in (chunk.model_extra or {}) for chunk in chunks) == 1
+
+
+def test_a_stream_of_several_answers_has_the_report_once(server: Server) -> None:
+    ask: dict[str, Any] = {"model": server.model, "prompt": QUESTION, **FREE}
+    ask |= {"n": 3, "temperature": 1, "seed": 1}  # a greedy request has one answer
+    ask["stream_options"] = {"include_usage": True}
+    chunks = list(client_of(server).completions.create(stream=True, **ask))
+    assert {choice.index for chunk in chunks for choice in chunk.choices} == {0, 1, 2}
+    told = ["kv_transfer_params" in (chunk.model_extra or {}) for chunk in chunks]
+    assert told == [False] * (len(told) - 2) + [True, False]
+    assert chunks[-1].usage is not None
+
+
+def test_a_streamed_chat_has_a_choice_in_every_chunk(server: Server) -> None:
+    messages: Any = [{"role": "user", "content": "Question : who leads Tre klim ? Answer :"}]
+    ask: dict[str, Any] = {"model": server.model, "messages": messages, "max_tokens": 4}
+    chunks = list(client_of(server).chat.completions.create(stream=True, **ask))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert report_of(chunks[-1]).reason == "no stored chunk was found in the prompt"
 
 
 def test_chat(server: Server) -> None:
