@@ -138,7 +138,7 @@ class ChatService:
         fields: Mapping[str, Any],
         reuse: ReuseOptions,
     ) -> AsyncIterator[dict[str, Any]]:
-        """The chunks of OpenAI's streamed response, the report in the last one that has a choice.
+        """The chunks of OpenAI's streamed response, the report in the one that ends it.
 
         As `answer`; the request is checked before this returns. The chunks are for one task.
         """

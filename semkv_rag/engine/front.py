@@ -7,8 +7,8 @@ A request passes, in this order:
 3. the options of reuse in it, so that a mistake is an answer 400 with the fix in it;
 4. the server, with `CALLER` set: whatever route it takes, that is what it enters the engine with.
 
-vLLM leaves the reuse report out of streamed answers: the layer adds it to the last chunk that has a
-choice.
+vLLM leaves the reuse report out of streamed answers: the layer adds it to the chunk in which a
+choice ends.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ _FINISH = b'"finish_reason":"'
 
 
 def with_report(chunk: dict[str, Any], report: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A chunk of an answer; with the report when it is the last one that has a choice.
+    """A chunk of an answer; with the report when a choice ends in it.
 
     Clients read `chunk.choices[0]` of every chunk, so the report gets no chunk of its own.
 
     Args:
-        report: the request's `kv_transfer_params`, once its last choice has ended.
+        report: the request's `kv_transfer_params`, once they are known: before its last choice ends.
     """
     if report is None or not _finishes(chunk):
         return chunk
@@ -26,7 +26,7 @@ def with_report(chunk: dict[str, Any], report: Mapping[str, Any] | None) -> dict
 
 
 def events_with_report(body: bytes, report: Mapping[str, Any] | None) -> bytes:
-    """Whole server-sent events; with the report in the last chunk that has a choice, if it is here."""
+    """Whole server-sent events; with the report in the chunk in which a choice ends, if it is here."""
     if report is None or _FINISH not in body:
         return body
     return b"\n\n".join(_event(event, report) for event in body.split(b"\n\n"))
