@@ -124,7 +124,9 @@ def in_front(prompt: list[int], count: int) -> float:
         assert message.get("status", 200) == 200
 
     async def ask() -> float:
-        Front.pace = Pace(VALUES_PER_SECOND)  # one request after the other at once would wait for it
+        Front.pace = Pace(
+            VALUES_PER_SECOND
+        )  # one request after the other at once would wait for it
         began = time.perf_counter()
         await front({**scope, "headers": list(headers)}, receive, send)
         return (time.perf_counter() - began) * 1000

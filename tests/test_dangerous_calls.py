@@ -52,7 +52,11 @@ KEYWORDS = {
 
 ALLOWED: dict[str, dict[str, str]] = {
     # What the user names on the command line or hands in.
-    "semkv_rag/cli/precompute.py": {".read_text": "the user's --head-file"},
+    "semkv_rag/cli/__init__.py": {"importlib.metadata.version": "this package's own; a fixed name"},
+    "semkv_rag/cli/precompute.py": {
+        ".read_text": "the user's --head-file",
+        "tempfile.TemporaryDirectory": "an empty store for a dry run that finds none",
+    },
     "semkv_rag/cli/quality.py": {
         ".read_text": "the user's system prompt and template",
         ".write_text": "the report, where the user wants it",
@@ -69,6 +73,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "subprocess.PIPE": "its answer; JSON",
         "subprocess.DEVNULL": "what pypdf says of broken files",
     },
+    "semkv_rag/quality/journal.py": {".open": "the user's --resume file; JSON lines, checked"},
     "semkv_rag/quality/questions.py": {".read_text": "the user's file of questions; JSON"},
     "semkv_rag/quality/plot.py": {
         "importlib.util.find_spec": "whether matplotlib is installed; a fixed name",

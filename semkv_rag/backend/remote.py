@@ -287,4 +287,5 @@ def _namespace(namespace: str | None) -> dict[str, str]:
 
 def _result(fields: Mapping[str, Any]) -> PrecomputeResult:
     failures = [Failure(**failure) for failure in fields["failures"]]
-    return PrecomputeResult(**{**fields, "failures": failures, "skipped": tuple(fields["skipped"])})
+    names = {name: tuple(fields[name]) for name in ("skipped", "empty")}
+    return PrecomputeResult(**{**fields, **names, "failures": failures})

@@ -7,6 +7,8 @@ understood, 130 stopped by Ctrl-C.
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version as version_of
+from typing import Annotated
 
 import typer
 
@@ -25,7 +27,6 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="semkv",
-    help="Precomputed KV caches for RAG on vLLM.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -44,6 +45,24 @@ app.command("doctor")(doctor_command)
 app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
     serve_command
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"semkv-rag {version_of('semkv-rag')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _semkv(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version, and exit."
+        ),
+    ] = False,
+) -> None:
+    """Precomputed KV caches for RAG on vLLM."""
 
 
 def main() -> None:

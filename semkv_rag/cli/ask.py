@@ -11,6 +11,7 @@ from semkv_rag.cli import options
 from semkv_rag.cli.output import data_only_stdout, print_json, say
 from semkv_rag.config import DEFAULT_NAMESPACE
 from semkv_rag.corpus import read_document
+from semkv_rag.model_name import check_model
 
 
 def ask_command(
@@ -47,10 +48,11 @@ def ask_command(
     )
     parts = [head, *(read_document(path) for path in context or ()), question]
     prompt = "\n\n".join(part for part in parts if part)
+    arguments = options.engine_args(engine_arg)
+    check_model(model, arguments.get("download_dir"))
     with data_only_stdout():
         from semkv_rag.engine import Engine
 
-        arguments = options.engine_args(engine_arg)
         with Engine(model, store=store, index_url=index_url, reuse=reuse, **arguments) as engine:
             completion = engine.generate(
                 prompt, sampling={"temperature": 0.0, "max_tokens": max_tokens}

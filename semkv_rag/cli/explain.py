@@ -11,6 +11,7 @@ from semkv_rag.cli import options
 from semkv_rag.cli.output import data_only_stdout, print_json, say
 from semkv_rag.config import DEFAULT_NAMESPACE
 from semkv_rag.errors import OptionError
+from semkv_rag.model_name import check_model
 from semkv_rag.tiers import Candidate, Cascade, TierOptions
 
 
@@ -56,6 +57,7 @@ def explain_command(
         raise OptionError("the prompt is empty")
     arguments = options.engine_args(engine_arg)
     with data_only_stdout(), options.open_store(store, index_url, read_only=True) as kv_store:
+        check_model(model, arguments.get("download_dir"))
         from semkv_rag.engine.offline import OfflineModel
 
         with OfflineModel(model, **arguments) as offline:

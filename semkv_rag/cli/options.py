@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -142,6 +143,19 @@ def engine_args(values: Sequence[str] | None) -> dict[str, Any]:
         except ValueError:
             arguments[name.replace("-", "_")] = value
     return arguments
+
+
+def size_in_bytes(text: str) -> int:
+    """A number of bytes as people write it: `20GB`, `1.5 TB`, `800000000`; powers of 1000.
+
+    Raises:
+        OptionError: it is none.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)B?\s*", text, re.IGNORECASE)
+    if found is None:
+        raise OptionError(f"{text!r} is no size: write it as 20GB or in bytes")
+    power = " kmgt".index(found[2].lower() or " ")
+    return int(float(found[1]) * 1000**power)
 
 
 def tier_options(

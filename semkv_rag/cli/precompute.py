@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -31,7 +33,12 @@ from semkv_rag.corpus import (
 )
 from semkv_rag.corpus.context import context_modes
 from semkv_rag.errors import OptionError
+from semkv_rag.model_name import check_model
 from semkv_rag.store import KVStore
+
+if TYPE_CHECKING:
+    from semkv_rag.corpus import CaptureItem, CaptureResult
+    from semkv_rag.engine.offline import OfflineModel
 
 
 def precompute_command(
@@ -64,6 +71,20 @@ def precompute_command(
     sync: Annotated[
         bool, typer.Option("--sync", help="Remove the folders' sources whose files are gone.")
     ] = False,
+    max_bytes: Annotated[
+        str | None,
+        typer.Option(
+            "--max-bytes",
+            metavar="SIZE",
+            help="Leave out documents whose KV would make the store larger, such as 20GB.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Only say how many tokens would be computed, and their bytes."
+        ),
+    ] = False,
     engine_arg: options.EngineArgs = None,
     as_json: options.Json = False,
 ) -> None:
@@ -75,8 +96,12 @@ def precompute_command(
     if head and head_file:
         raise typer.BadParameter("use --head or --head-file", param_hint="--head")
     modes = context_modes(context or DEFAULT_CONTEXT)
+    most = None if max_bytes is None else options.size_in_bytes(max_bytes)
     arguments = options.engine_args(engine_arg)
+    check_model(model, arguments.get("download_dir"))
     with data_only_stdout(), ExitStack() as stack:
+        if dry_run and not store.is_dir():  # it is not made for that
+            store = Path(stack.enter_context(TemporaryDirectory()))
         kv_store = stack.enter_context(KVStore(store, index_url=index_url))
         bar = stack.enter_context(ProgressBar())
 
@@ -86,6 +111,10 @@ def precompute_command(
             return model_fingerprint(model, **arguments)
 
         def start() -> Capturer:
+            if dry_run:
+                from semkv_rag.engine.offline import OfflineModel
+
+                return _Counted(stack.enter_context(OfflineModel(model, **arguments)), kv_store)
             from semkv_rag.engine import Engine
 
             bar.starting(model)
@@ -101,6 +130,8 @@ def precompute_command(
                 head=_head(head_file) if head_file else head,
                 context=modes,
                 sync=sync,
+                max_bytes=most,
+                dry_run=dry_run,
                 on_progress=bar.update,
             )
         except KeyboardInterrupt:
@@ -109,6 +140,8 @@ def precompute_command(
             raise typer.Exit(INTERRUPTED) from None
     for failure in result.failures:
         say(f"{failure.source}: {failure.reason}")
+    for name in result.empty:
+        say(f"{name}: holds no text")
     if result.skipped:
         say(
             f"{in_words(len(result.skipped), 'file')} left out: other kinds, links that lead elsewhere"
@@ -121,7 +154,33 @@ def precompute_command(
         raise typer.Exit(1)
 
 
+class _Counted:
+    """A model that computes nothing, for a dry run."""
+
+    def __init__(self, model: OfflineModel, store: KVStore) -> None:
+        self.fingerprint = model.fingerprint
+        self.tokenizer = model.tokenizer
+        self.max_model_len = model.max_model_len
+        self.kv_bytes_per_token = model.kv_bytes_per_token
+        self.store = store
+
+    def capture(
+        self, items: Iterable[CaptureItem], *, in_flight: int = 64
+    ) -> Iterator[CaptureResult]:
+        raise AssertionError("a dry run computes nothing")
+
+
 def _print_summary(result: PrecomputeResult) -> None:
+    if (work := result.to_compute) is not None:
+        typer.echo(
+            f"{in_words(result.documents, 'document')}: {work.documents:,} new or changed, "
+            f"{result.unchanged:,} unchanged, {len(result.failures):,} failed"
+        )
+        typer.echo(
+            f"{in_words(work.chunks, 'chunk')} to compute: {work.tokens:,} tokens, about "
+            f"{size_in_words(work.bytes)}"
+        )
+        return
     typer.echo(
         f"{in_words(result.documents, 'document')}: {result.changed:,} new or changed, "
         f"{result.unchanged:,} unchanged, {result.removed:,} removed, "

@@ -1,4 +1,4 @@
-"""The progress bar of long commands, on stderr; silent where that is no terminal."""
+"""The progress bar of long commands, on stderr; a line now and then where that is no terminal."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from semkv_rag.cli.output import size_in_words
+from semkv_rag.cli.output import say, size_in_words
 from semkv_rag.corpus import PrecomputeProgress
+
+LINE_S = 10.0
+"""Where there is no terminal, a line is printed so often."""
 
 
 class ProgressBar:
@@ -21,6 +24,8 @@ class ProgressBar:
     def __init__(self, things: str = "documents") -> None:
         self._things = things
         console = Console(stderr=True)
+        self._lines = not console.is_terminal
+        self._said_at = time.monotonic()
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -38,6 +43,8 @@ class ProgressBar:
     def starting(self, model: str) -> None:
         """The engine is about to start, which takes a while and tells nothing."""
         self._progress.reset(self._task, total=None, description=f"Starting {model}")
+        if self._lines:
+            say(f"Starting {model}")
 
     def update(self, state: PrecomputeProgress) -> None:
         """Show `state`."""
@@ -51,7 +58,9 @@ class ProgressBar:
             figures += (
                 f", {state.chunks:,} chunks, {rate:,.0f} tokens/s, {size_in_words(state.bytes)}"
             )
-        self._progress.update(self._task, completed=state.share, figures=figures)
+            if 0 < state.share < 1:
+                figures += f" of about {size_in_words(state.bytes / state.share)}"
+        self._show(state.share, figures)
 
     def count(self, done: int, total: int, name: str) -> None:
         """Show that `done` of `total` requests are through, and what the next one is about."""
@@ -59,7 +68,13 @@ class ProgressBar:
             self._phase = "asking"
             self._progress.reset(self._task, total=1.0, description="Asking")
         figures = f"{done:,}/{total:,} requests, {name}"
-        self._progress.update(self._task, completed=done / max(1, total), figures=figures)
+        self._show(done / max(1, total), figures)
+
+    def _show(self, share: float, figures: str) -> None:
+        self._progress.update(self._task, completed=share, figures=figures)
+        if self._lines and time.monotonic() - self._said_at > LINE_S:
+            self._said_at = time.monotonic()
+            say(f"{self._phase.capitalize()}: {share:.0%}, {figures}")
 
     def stop(self) -> None:
         """Take the bar away; may be called again."""

@@ -23,6 +23,7 @@ from semkv_rag.cli.progress_bar import ProgressBar
 from semkv_rag.config import DEFAULT_NAMESPACE, SELECTORS, check_namespace
 from semkv_rag.corpus import precompute_texts
 from semkv_rag.errors import OptionError
+from semkv_rag.model_name import check_model
 from semkv_rag.quality.measuring import DEFAULT_MAX_TOKENS, DEFAULT_PASSAGES, measure
 from semkv_rag.quality.plot import check_plot, plot
 from semkv_rag.quality.prompts import DEFAULT_TEMPLATE, Template
@@ -99,6 +100,13 @@ def quality_command(
     out: Annotated[
         Path | None, typer.Option(dir_okay=False, help="A file for all of it, as JSON.")
     ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False,
+            help="A file that keeps each question once it is done; the same command goes on from there.",
+        ),
+    ] = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", dir_okay=False, help="A file for a plot.")
     ] = None,
@@ -123,12 +131,14 @@ def quality_command(
     asked = read_questions(questions)[:limit]
     if not 0 < target <= 1:
         raise OptionError(f"--target {target}: use a number above 0 and up to 1")
-    if out is not None and not out.absolute().parent.is_dir():
-        raise OptionError(f"--out {out}: there is no such folder")
+    for option, file in (("--out", out), ("--resume", resume)):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise OptionError(f"{option} {file}: there is no such folder")
     if plot_file is not None:
         check_plot(plot_file)
     if not precompute:
         options.open_store(store, index_url, read_only=True).close()
+    check_model(model, arguments.get("download_dir"))
     with data_only_stdout(), ExitStack() as stack:
         bar = stack.enter_context(ProgressBar("questions"))
         from semkv_rag.engine import Engine
@@ -147,11 +157,12 @@ def quality_command(
                 passages=passages,
                 max_tokens=max_tokens,
                 target=target,
+                resume=resume,
                 on_progress=lambda done, total, name: bar.count(done, total, Path(name).name),
             )
         except KeyboardInterrupt:
             bar.stop()
-            say("Stopped.")
+            say("Stopped before the first question was done.")
             raise typer.Exit(INTERRUPTED) from None
     if out is not None:
         text = json.dumps(result.to_mapping(), indent=1, ensure_ascii=False)
@@ -162,6 +173,10 @@ def quality_command(
         print_json(result.to_mapping())
     else:
         _print(result, len(asked))
+    if result.interrupted and result.full is not None:
+        kept = "" if resume is None else "; the same command goes on from there"
+        say(f"Stopped after {in_words(result.full.questions, 'question')} of {len(asked):,}{kept}")
+        raise typer.Exit(INTERRUPTED)
     if result.full is None:
         _say_left_out(result)
         say(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from semkv_rag.cli import options
 from semkv_rag.config import DEFAULT_NAMESPACE, check_namespace
 from semkv_rag.errors import OptionError
+from semkv_rag.model_name import check_model
 
 
 def serve_command(
@@ -62,6 +64,7 @@ def serve_command(
     --max-model-len and all others. A request may choose preset, ratio and selector, or switch reuse off.
     """
     tier_options, encoders = options.tier_options(tiers, tier_encoder)
+    check_model(model, _of_vllm("--download-dir", context.args))
     from semkv_rag.engine.limits import Limits
     from semkv_rag.engine.serve import serve
 
@@ -80,6 +83,15 @@ def serve_command(
         vllm_args=context.args,
     )
     raise typer.Exit(code)
+
+
+def _of_vllm(option: str, arguments: Sequence[str]) -> str | None:
+    """The value of one of vLLM's options, if it is given."""
+    for place, text in enumerate(arguments):
+        name, equals, value = text.partition("=")
+        if name == option:
+            return value if equals else "".join(arguments[place + 1 : place + 2])
+    return None
 
 
 def _read_key(path: Path) -> str:

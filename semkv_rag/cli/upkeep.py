@@ -130,5 +130,7 @@ def verify_command(
         )
         if report.problems and not report.repaired:
             say("semkv verify --repair mends this; semkv precompute computes what is dropped")
+        elif report.notices and not report.repaired:
+            say("semkv verify --repair takes sound orphans into the index, and removes debris")
     if report.problems and not report.repaired:
         raise typer.Exit(1)

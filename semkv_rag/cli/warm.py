@@ -24,6 +24,7 @@ from semkv_rag.corpus import Capturer, LazyCapturer
 from semkv_rag.corpus.prompt_file import PromptLine, read_prompts
 from semkv_rag.corpus.warm import WarmPrompt, WarmResult, warm
 from semkv_rag.errors import OptionError
+from semkv_rag.model_name import check_model
 from semkv_rag.store import KVStore
 from semkv_rag.tiers import Cascade
 
@@ -58,6 +59,7 @@ def warm_command(
     arguments = options.engine_args(engine_arg)
     tier_options, encoders = options.tier_options(tiers or "{}", tier_encoder)
     lines = read_prompts(file, namespace)
+    check_model(model, arguments.get("download_dir"))
     with data_only_stdout(), ExitStack() as stack:
         from semkv_rag.engine.offline import OfflineModel
 

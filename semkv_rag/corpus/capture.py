@@ -67,6 +67,11 @@ class Capturer(Protocol):
         ...
 
     @property
+    def kv_bytes_per_token(self) -> int:
+        """What one token's KV takes in the store, over all layers and ranks."""
+        ...
+
+    @property
     def store(self) -> KVStore | None:
         """Where the chunk files are written; None when the engine was started without one."""
         ...

@@ -56,6 +56,10 @@ class LazyCapturer:
     def max_model_len(self) -> int:
         return self._engine.max_model_len
 
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self._engine.kv_bytes_per_token
+
     def capture(
         self, items: Iterable[CaptureItem], *, in_flight: int = 64
     ) -> Iterator[CaptureResult]:

@@ -26,7 +26,13 @@ from semkv_rag.corpus.context import (
     context_modes,
     head_tokens,
 )
-from semkv_rag.corpus.progress import Failure, OnProgress, PrecomputeProgress, PrecomputeResult
+from semkv_rag.corpus.progress import (
+    Failure,
+    OnProgress,
+    PrecomputeProgress,
+    PrecomputeResult,
+    ToCompute,
+)
 from semkv_rag.corpus.readers import DocumentFile, find_files, is_markdown, read_document
 from semkv_rag.corpus.similar import MostSimilar
 from semkv_rag.corpus.split import check_sizes, split_text, tokenize
@@ -52,6 +58,8 @@ def precompute(
     head: str = "",
     context: Sequence[ContextMode] = DEFAULT_CONTEXT,
     sync: bool = False,
+    max_bytes: int | None = None,
+    dry_run: bool = False,
     on_progress: OnProgress | None = None,
 ) -> PrecomputeResult:
     """Store the KV of the documents under `paths`; what is in the store already costs nothing.
@@ -72,6 +80,9 @@ def precompute(
             and the chunk before it in its document) or `similar` (the head and the chunk most like it
             among all that are given here). A chunk without such a neighbour stands behind the head.
         sync: remove the sources of the given folders whose files are gone.
+        max_bytes: documents whose chunks would make the store larger are left out, each with a failure
+            that says so.
+        dry_run: compute and remove nothing; the result's `to_compute` says what a run would.
         on_progress: called as the run goes on.
 
     Raises:
@@ -83,7 +94,7 @@ def precompute(
     """
     started = time.monotonic()
     check_sizes(chunk_tokens, overlap)
-    run = _Run(engine, namespace, head, context, on_progress)
+    run = _Run(engine, namespace, head, context, on_progress, max_bytes)
     found = find_files(map(Path, paths))
 
     def read(file: DocumentFile) -> _Document:
@@ -94,11 +105,14 @@ def precompute(
             return [chunk.text for chunk in chunks]
 
         digest = _digest(*run.settings, chunk_tokens, overlap, markdown, text)
-        return _Document(file.name, digest, len(text), split)
+        return _Document(file.name, digest, len(text), split, empty=not text.strip())
 
     run.read([(file.name, partial(read, file)) for file in found.documents])
-    run.compute()
-    if sync:
+    if dry_run:
+        run.result.to_compute = run.count()
+    else:
+        run.compute()
+    if sync and not dry_run:
         run.remove_gone(found.folders, {file.name for file in found.documents})
     run.result.skipped = found.skipped
     run.result.seconds = time.monotonic() - started
@@ -135,7 +149,8 @@ def precompute_texts(
             if not is_unicode(text):
                 raise CorpusError(f"chunk {number}: {not_unicode(text)}")
         digest = _digest(*run.settings, *texts)
-        return _Document(name, digest, sum(map(len, texts)), lambda _: texts)
+        empty = not any(text.strip() for text in texts)
+        return _Document(name, digest, sum(map(len, texts)), lambda _: texts, empty=empty)
 
     run.read([(name, partial(read, name, texts)) for name, texts in checked])
     run.compute()
@@ -163,6 +178,7 @@ class _Document:
     digest: str
     characters: int
     split: Callable[[Any], Sequence[str]]  # with the tokenizer: the chunks' texts
+    empty: bool = False
 
     def chunks(self, tokenizer: Any) -> list[TokenArray]:
         """The tokens of its chunks, [tokens] each, without empty ones."""
@@ -190,7 +206,10 @@ class _Run:
         head: str,
         context: Sequence[ContextMode],
         on_progress: OnProgress | None,
+        max_bytes: int | None = None,
     ) -> None:
+        if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 0):
+            raise OptionError(f"max_bytes is {max_bytes!r}: use a number of bytes from 0 up")
         if engine.store is None:
             raise OptionError("the engine was started without a store: give it one")
         if not isinstance(head, str) or not is_unicode(head):
@@ -203,6 +222,9 @@ class _Run:
         self._namespace = check_namespace(namespace)
         self._head = head
         self._on_progress = on_progress
+        self._max_bytes = max_bytes
+        self._store_bytes = 0  # when computing began
+        self._entered_tokens = 0  # of chunks that are on their way, or are written
         self._corpus: list[_Document] = []  # all that were read, where chunks hang on all of them
         self._pending: deque[_Document] = deque()
         self._waiting: dict[str, list[_Work]] = {}  # chunk id -> the documents it belongs to
@@ -229,6 +251,8 @@ class _Run:
             except CorpusError as error:
                 self.result.failures.append(Failure(name, str(error)))
             else:
+                if document.empty:
+                    self.result.empty += (name,)
                 if whole_corpus:
                     self._corpus.append(document)
                 else:
@@ -262,6 +286,7 @@ class _Run:
         self._characters_to_do = sum(document.characters for document in self._pending)
         if not self._pending:
             return
+        self._store_bytes = sum(one.bytes for one in self._store.stats())
         tokenizer = self._engine.tokenizer  # the first thing that needs a running engine
         started = time.monotonic()
         contexts = self._contexts(tokenizer)
@@ -274,6 +299,24 @@ class _Run:
         self._tell()
         self.result.computing_seconds = time.monotonic() - started
 
+    def count(self) -> ToCompute:
+        """What `compute` would do."""
+        documents = len(self._pending)
+        if not documents:
+            return ToCompute(0, 0, 0, 0)
+        tokenizer = self._engine.tokenizer
+        contexts = self._contexts(tokenizer)
+        seen: set[str] = set()
+        chunks = tokens = 0
+        while self._pending:
+            items = self._items_of(self._pending.popleft(), tokenizer, contexts)
+            by_id = {item.id: item for item in items if item.id not in seen}
+            seen |= by_id.keys()
+            missing = by_id.keys() - self._indexed(list(by_id))
+            chunks += len(missing)
+            tokens += sum(len(by_id[id_].tokens) for id_ in missing)
+        return ToCompute(documents, chunks, tokens, tokens * self._engine.kv_bytes_per_token)
+
     def remove_gone(self, folders: Iterable[str], found: set[str]) -> None:
         """Remove the sources whose name starts with one of `folders` and is not `found`."""
         prefixes = tuple(folders)
@@ -284,16 +327,22 @@ class _Run:
 
     def _items(self, tokenizer: Any, contexts: Contexts) -> Iterator[CaptureItem]:
         """What the pending documents lack, found out only as the engine gets to it."""
-        is_stored = bool(tokenize(tokenizer, self._head).size)
-        head = [self._item("head", contexts.head, token_array([]))] if is_stored else []
         while self._pending:
             document = self._pending.popleft()
-            variants = contexts.variants(document.chunks(tokenizer))
-            chunks = [self._item("document", tokens, context) for tokens, context in variants]
-            # The head belongs to every document behind it, and so goes with the last of them.
-            yield from self._enter(document, [*head, *chunks] if chunks else [])
+            yield from self._enter(document, self._items_of(document, tokenizer, contexts))
             self._commit_when_due()
             self._tell()
+
+    def _items_of(
+        self, document: _Document, tokenizer: Any, contexts: Contexts
+    ) -> Sequence[CaptureItem]:
+        """All that a document consists of."""
+        variants = contexts.variants(document.chunks(tokenizer))
+        chunks = [self._item("document", tokens, context) for tokens, context in variants]
+        if not chunks or not tokenize(tokenizer, self._head).size:
+            return chunks
+        # The head belongs to every document behind it, and so goes with the last of them.
+        return [self._item("head", contexts.head, token_array([])), *chunks]
 
     def _contexts(self, tokenizer: Any) -> Contexts:
         similar = None
@@ -315,6 +364,12 @@ class _Run:
         present |= self._adopt([id_ for id_ in by_id if id_ not in present])
         work = _Work(document, list(by_id), missing=set(by_id) - present)
         new = [item for id_, item in by_id.items() if id_ in work.missing - self._waiting.keys()]
+        tokens = sum(len(item.tokens) for item in new)
+        if (fault := self._too_much(tokens)) is not None:
+            self.result.failures.append(Failure(document.name, fault))
+            self._characters_done += document.characters
+            return []
+        self._entered_tokens += tokens
         for id_ in work.missing:
             self._waiting.setdefault(id_, []).append(work)
         if not work.missing:
@@ -323,6 +378,21 @@ class _Run:
         self.result.chunks_reused += documents - sum(item.kind == "document" for item in new)
         self._characters_done += document.characters * (len(present) / len(by_id) if by_id else 1)
         return new
+
+    def _too_much(self, tokens: int) -> str | None:
+        """Why so many more cannot be stored, or None."""
+        if self._max_bytes is None or not tokens:
+            return None
+        rate = self._engine.kv_bytes_per_token
+        if self.result.tokens:  # with the files' headers
+            rate = max(rate, -(-self.result.bytes // self.result.tokens))
+        there = self._store_bytes + self._entered_tokens * rate
+        if there + tokens * rate <= self._max_bytes:
+            return None
+        return (
+            f"its KV takes {tokens * rate:,} bytes, and the store, with {there:,}, may have"
+            f" {self._max_bytes:,} (max_bytes)"
+        )
 
     def _indexed(self, ids: Sequence[str]) -> set[str]:
         return set(self._store.get(self._model, self._namespace, ids))

@@ -38,6 +38,23 @@ class PrecomputeProgress:
     bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class ToCompute:
+    """What a run would compute.
+
+    Attributes:
+        documents: those that are new or changed.
+        chunks: their chunks that are not in the store, each variant of a chunk counted.
+        tokens: of these chunks.
+        bytes: of their KV, without the files' headers.
+    """
+
+    documents: int
+    chunks: int
+    tokens: int
+    bytes: int
+
+
 @dataclass(slots=True)
 class PrecomputeResult:
     """What a run found and did.
@@ -51,8 +68,11 @@ class PrecomputeResult:
         chunks_reused: chunks of changed documents that were in the store.
         tokens: tokens of the captured chunks.
         bytes: their files' bytes.
+        to_compute: documents, chunks, tokens and about how many bytes are not in the store yet; only of
+            a dry run, which computes none of it.
         failures: documents that could not be read or stored whole.
         skipped: files in the folders that no reader is for.
+        empty: documents without any text; they are sources without chunks.
         seconds: wall time of the run.
         computing_seconds: of it, splitting and computing, without the engine's start.
     """
@@ -65,8 +85,10 @@ class PrecomputeResult:
     chunks_reused: int = 0
     tokens: int = 0
     bytes: int = 0
+    to_compute: ToCompute | None = None
     failures: list[Failure] = field(default_factory=list)
     skipped: tuple[str, ...] = ()
+    empty: tuple[str, ...] = ()
     seconds: float = 0.0
     computing_seconds: float = 0.0
 

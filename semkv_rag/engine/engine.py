@@ -43,13 +43,14 @@ from semkv_rag.engine.completion import Completion, join
 from semkv_rag.engine.fingerprint import config_fingerprint
 from semkv_rag.engine.gate import GateReport, ask_gate
 from semkv_rag.engine.hints import Hints
-from semkv_rag.engine.launch import resolve, transfer_config
+from semkv_rag.engine.launch import kv_bytes_per_token, resolve, transfer_config
 from semkv_rag.engine.llm_capturer import LLMCapturer
 from semkv_rag.engine.reporting import ReportingLLM
 from semkv_rag.engine.scoring import Scored, score, tokens_of
 from semkv_rag.engine.tiering import Tiering
 from semkv_rag.engine.transfer import PARAMS_KEY, TRANSFER_FIELD
 from semkv_rag.errors import EngineError, OptionError
+from semkv_rag.model_name import check_model
 from semkv_rag.report import ReuseReport
 from semkv_rag.store import KVStore
 from semkv_rag.tiers import Cascade, Encoder, TierOptions
@@ -81,6 +82,7 @@ class Engine(Closing):
         model: as given.
         tokenizer: the model's Hugging Face tokenizer.
         max_model_len: the context window, in tokens.
+        kv_bytes_per_token: what a token's KV takes in the store.
         fingerprint: of everything that changes KV.
         gate: whether this model is served with reuse, and if not, why.
         store: the store, or None.
@@ -112,6 +114,7 @@ class Engine(Closing):
             raise OptionError(f"store_retrieved is {store_retrieved!r}: use a number from 0 up")
         if tiers is not None and store is None:
             raise OptionError("tiers need a store: pass store=…")
+        check_model(model, engine_args.get("download_dir"))
         self.model = model
         self.reuse = reuse or ReuseOptions()
         # What the fingerprint stands for, for people who look into the store.
@@ -155,6 +158,7 @@ class Engine(Closing):
             raise
         self.tokenizer = self._llm.get_tokenizer()
         self.max_model_len: int = config.model_config.max_model_len
+        self.kv_bytes_per_token = kv_bytes_per_token(config)
         self.supports_tools = self._chat_settings.supports_tools
         self.supports_images = self._chat_settings.supports_images
         if self.store is not None:

@@ -48,6 +48,8 @@ QUIET_SECONDS = 1.0
 POLL_SECONDS = 0.1
 LOOK_UP_SECONDS = 60.0
 """Nobody waits for a hint."""
+_NO_POOL = "cannot schedule new futures after"
+"""What thread pools say when they are closed, or Python ends."""
 MIN_TOKENS = 16
 """Shorter texts are cheaper to compute than to look up."""
 
@@ -104,7 +106,9 @@ class Hints:
                         self._store(self._unstored.popleft())
                 except SemKVError as error:
                     logger.info("semkv: a hint was not followed: %s", error)
-                except Exception:
+                except Exception as error:
+                    if isinstance(error, RuntimeError) and _NO_POOL in str(error):
+                        return  # a script ends that closes nothing
                     logger.exception("A hint was not followed")
         finally:
             with suppress(SemKVError):

@@ -11,6 +11,7 @@ from typing import Any
 from vllm import AsyncEngineArgs
 from vllm.config import ECTransferConfig, KVTransferConfig, VllmConfig
 from vllm.platforms import current_platform
+from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine.chat import takes_images
@@ -128,6 +129,16 @@ def _configuration(model: str, engine_args: Mapping[str, Any]) -> VllmConfig:
         raise OptionError(f"vLLM has no such engine argument: {error}") from error
     except (ValueError, OSError, RuntimeError) as error:
         raise EngineError(f"vLLM cannot load {model}: {error}") from error
+
+
+def kv_bytes_per_token(config: VllmConfig) -> int:
+    """What one token's KV takes in chunk files, over all layers and ranks."""
+    model, parallel = config.model_config, config.parallel_config
+    heads = model.get_num_kv_heads(parallel) * parallel.tensor_parallel_size
+    name = config.cache_config.cache_dtype
+    dtype = model.dtype if name == "auto" else STR_DTYPE_TO_TORCH_DTYPE[name]
+    numbers = 2 * model.get_num_layers(parallel) * heads * model.get_head_size()
+    return int(numbers * dtype.itemsize)
 
 
 def model_fingerprint(model: str, **engine_args: Any) -> str:

@@ -19,6 +19,7 @@ from semkv_rag.corpus.capture import CaptureItem, CaptureResult
 from semkv_rag.engine.capture import Captured
 from semkv_rag.engine.capturing import WRITE_TIMEOUT_SECONDS, Capturing, Tickets
 from semkv_rag.engine.gate import GateReport
+from semkv_rag.engine.launch import kv_bytes_per_token
 from semkv_rag.engine.reporting import CAPTURE_PREFIX, ReportingLLM
 from semkv_rag.engine.transfer import CAPTURE_KEY, PARAMS_KEY
 from semkv_rag.errors import EngineError, OptionError
@@ -68,6 +69,11 @@ class LLMCapturer:
         self._ids = itertools.count()
         self._tickets = Tickets(self._take)
         self._last_poll = time.monotonic()
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """See `Capturer`."""
+        return kv_bytes_per_token(self._llm.vllm_config)
 
     def capture(
         self,

@@ -12,7 +12,7 @@ from vllm.renderers.inputs.preprocess import parse_model_prompt
 
 from semkv_rag.closing import Closing
 from semkv_rag.engine.fingerprint import config_fingerprint
-from semkv_rag.engine.launch import resolve
+from semkv_rag.engine.launch import kv_bytes_per_token, resolve
 from semkv_rag.errors import OptionError
 from semkv_rag.reuse import TokenArray, token_array
 
@@ -27,6 +27,7 @@ class OfflineModel(Closing):
     Attributes:
         fingerprint: that the engine would have.
         max_model_len: the context window, in tokens.
+        kv_bytes_per_token: what a token's KV takes in the store.
 
     Raises:
         OptionError: an engine argument is unknown.
@@ -37,8 +38,14 @@ class OfflineModel(Closing):
         config, _ = resolve(model, engine_args, None)
         self.fingerprint = config_fingerprint(config)
         self.max_model_len: int = config.model_config.max_model_len
+        self.kv_bytes_per_token = kv_bytes_per_token(config)
         self._config = config.model_config
         self._renderer = renderer_from_config(config)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's Hugging Face tokenizer."""
+        return self._renderer.get_tokenizer()
 
     def render(self, prompt: str | Sequence[Mapping[str, Any]]) -> tuple[str, TokenArray]:
         """A prompt's text, by which the tiers know it, and its tokens, [tokens].

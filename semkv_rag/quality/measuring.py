@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semkv_rag.config import PRESETS, ReuseOptions
 from semkv_rag.errors import OptionError
 from semkv_rag.quality.answers import exact_match, f1
 from semkv_rag.quality.comparing import agreement, first_difference
+from semkv_rag.quality.journal import Compared, Journal
 from semkv_rag.quality.prompts import Template
 from semkv_rag.quality.questions import Question
 from semkv_rag.quality.recommending import TARGET, recommend, unknown
@@ -46,12 +48,13 @@ def measure(
     passages: int = DEFAULT_PASSAGES,
     max_tokens: int = DEFAULT_MAX_TOKENS,
     target: float = TARGET,
+    resume: Path | None = None,
     on_progress: OnQuestion | None = None,
 ) -> QualityResult:
     """How close a model's answers out of reused KV come to its own by full prefill, and what to set.
 
     One request at a time. vLLM's prefix cache is emptied before each, so that none is answered by what
-    another one left.
+    another one left. Ctrl-C ends it with the questions that are done, if any are.
 
     Args:
         engine: with a store, without tiers, and with nothing else to do meanwhile.
@@ -62,6 +65,8 @@ def measure(
             brings neither a prompt nor passages (`retrieval`).
         max_tokens: of an answer.
         target: the share of equal tokens that is close enough.
+        resume: a file in which each question is kept once it is done, and from which those that are
+            done are taken.
         on_progress: called before each question and request.
 
     Raises:
@@ -87,17 +92,16 @@ def measure(
     if not any(setting.name == EXACT for setting in chosen):
         options = chosen[0].options if chosen else ReuseOptions(namespace=engine.reuse.namespace)
         chosen.append(Setting(EXACT, replace(options, **asdict(PRESETS[EXACT]))))
-    run = _Run(engine, chosen, template or Template(), passages, max_tokens, on_progress)
-    return run.measure(questions, target)
-
-
-@dataclass(frozen=True, slots=True)
-class _Compared:
-    """One question with all its answers, by the setting's name."""
-
-    full: Answered
-    tokens: int
-    samples: dict[str, Sample]
+    about = {
+        "model": engine.fingerprint,
+        "settings": {setting.name: setting.options.to_mapping() for setting in chosen},
+        "max_tokens": max_tokens,
+    }
+    with Journal(resume, about) as journal:
+        run = _Run(
+            engine, chosen, template or Template(), passages, max_tokens, journal, on_progress
+        )
+        return run.measure(questions, target)
 
 
 class _Run:
@@ -110,6 +114,7 @@ class _Run:
         template: Template,
         passages: int,
         max_tokens: int,
+        journal: Journal,
         on_progress: OnQuestion | None,
     ) -> None:
         namespaces = {setting.options.namespace for setting in settings}
@@ -121,7 +126,9 @@ class _Run:
         self._template = template
         self._passages = passages
         self._max_tokens = max_tokens
+        self._journal = journal
         self._on_progress = on_progress
+        self._interrupted = False
         self._stored: StoredPassages | None = None
         self._not_reused: list[LeftOut] = []
         self._exact_only: list[LeftOut] = []
@@ -133,7 +140,7 @@ class _Run:
         if any(one.prompt is None and not one.passages for one in questions):
             self._stored = self._open_stored()
         self._total = len(questions) * (len(self._settings) + 1)
-        compared = []
+        compared: list[Compared] = []
         for number, question in enumerate(questions, 1):
             self._done = (number - 1) * (len(self._settings) + 1)
             try:
@@ -141,14 +148,20 @@ class _Run:
             except OptionError as error:
                 self._failed.append(LeftOut(question.name, str(error)))
                 continue
+            except KeyboardInterrupt:
+                if not compared:
+                    raise
+                self._interrupted = True
+                break
             if one is not None:
                 compared.append(one)
-        self._done = self._total
-        self._tell(questions[-1])
+        else:
+            self._done = self._total
+            self._tell(questions[-1])
         return self._result(questions, compared, target)
 
     def _result(
-        self, questions: Sequence[Question], compared: Sequence[_Compared], target: float
+        self, questions: Sequence[Question], compared: Sequence[Compared], target: float
     ) -> QualityResult:
         full = lines = recommendation = None
         said: tuple[str, ...] = ()
@@ -179,11 +192,14 @@ class _Run:
             unknown=said,
             full_answers=tuple(one.full for one in compared),
             samples=samples,
+            interrupted=self._interrupted,
         )
 
-    def _compare(self, question: Question) -> _Compared | None:
+    def _compare(self, question: Question) -> Compared | None:
         """The question's answers; None when there is nothing to compare, which is noted."""
         prompt = self._engine.tokens_of(self._prompt(question))
+        if (done := self._journal.get(question.name, prompt)) is not None:
+            return done
         first, *_ = self._settings
         self._tell(question)
         probe = self._ask(prompt, first.options)
@@ -204,7 +220,9 @@ class _Run:
                 self._failed.append(LeftOut(question.name, reason))
                 return None
             samples[setting.name] = self._sample(question, prompt, full, other, setting)
-        return _Compared(self._answered(question, full), len(full.token_ids), samples)
+        compared = Compared(self._answered(question, full), len(full.token_ids), samples)
+        self._journal.add(question.name, prompt, compared)
+        return compared
 
     def _told_and_asked(
         self, question: Question, prompt: Sequence[int], setting: Setting

@@ -143,6 +143,7 @@ class QualityResult:
         recommendation: None when nothing was compared.
         unknown: what this can't tell, in words.
         full_answers, samples: question by question; `samples` by the setting's name.
+        interrupted: Ctrl-C ended it before all questions were asked.
     """
 
     model: str
@@ -157,6 +158,7 @@ class QualityResult:
     unknown: tuple[str, ...]
     full_answers: tuple[Answered, ...]
     samples: dict[str, tuple[Sample, ...]]
+    interrupted: bool = False
 
     def to_mapping(self) -> dict[str, Any]:
         """The result as plain JSON values."""

@@ -1,5 +1,6 @@
 """`semkv ls` and `semkv info` tell what a store holds."""
 
+from importlib.metadata import version
 from pathlib import Path
 
 from tests.cli.conftest import Semkv
@@ -70,3 +71,9 @@ def test_what_is_not_understood_is_exit_code_2(semkv: Semkv) -> None:
     assert semkv("ls").code == 2
     assert semkv("nothing").code == 2
     assert semkv("ls", "--nothing").code == 2
+
+
+def test_the_version(semkv: Semkv) -> None:
+    outcome = semkv("--version")
+    assert outcome.code == 0
+    assert outcome.out.strip() == f"semkv-rag {version('semkv-rag')}"

@@ -19,6 +19,7 @@ from semkv_rag.quality import Question, Template, grid, measure, read_questions
 from semkv_rag.quality.result import QualityResult
 from semkv_rag.quality.settings import AS_STORED
 from tests.cli.conftest import Semkv
+from workbench.settings import READER
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 QUESTIONS = EXAMPLES / "corpus" / "questions.json"
@@ -132,6 +133,56 @@ def test_there_has_to_be_something_to_ask(engine: Engine, namespace: str) -> Non
         measure(engine, bare, settings=[*settings, *other])
 
 
+def test_what_is_stopped_goes_on(
+    engine: Engine, corpus: str, crossing: list[Question], result: QualityResult, tmp_path: Path
+) -> None:
+    settings = grid(["query_attention"], [0.07], namespace=corpus)
+    asked: list[str] = []
+
+    def stop_in_the_third(done: int, total: int, name: str) -> None:
+        asked.append(name)
+        if name == crossing[2].name:
+            raise KeyboardInterrupt
+
+    def run(**more: Any) -> QualityResult:
+        return measure(
+            engine,
+            crossing,
+            settings=settings,
+            template=TEMPLATE,
+            max_tokens=more.pop("max_tokens", 8),
+            resume=tmp_path / "kept",
+            **more,
+        )
+
+    stopped = run(on_progress=stop_in_the_third)
+    assert stopped.interrupted and stopped.full is not None and stopped.recommendation is not None
+    assert stopped.full.questions == 2
+    with (tmp_path / "kept").open("a") as file:
+        file.write('{"key": "torn')
+    asked.clear()
+    whole = run(on_progress=lambda done, total, name: asked.append(name))
+    assert not {one.name for one in crossing[:2]} & set(asked)
+    assert whole.lines and not whole.interrupted
+    assert [line.agreement for line in whole.lines] == [line.agreement for line in result.lines]
+    with pytest.raises(OptionError, match="a measurement with another"):
+        run(max_tokens=9)
+    (tmp_path / "kept").write_text("something else\n")
+    with pytest.raises(OptionError, match="give another file"):
+        run()
+
+
+def test_stopped_before_anything_is_known(
+    engine: Engine, corpus: str, crossing: list[Question]
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    settings = grid(["query_attention"], [0.07], namespace=corpus)
+    with pytest.raises(KeyboardInterrupt):
+        measure(engine, crossing, settings=settings, template=TEMPLATE, on_progress=stop)
+
+
 @pytest.fixture
 def on_the_session_s_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """The command gets this engine for its own; it neither starts nor ends one."""
@@ -152,7 +203,7 @@ def test_the_command_from_ctxs_to_advice(
     (tmp_path / "template").write_text(TEMPLATE.text + "\n")
     root = on_the_session_s_engine.store
     assert root is not None
-    asked: tuple[Any, ...] = ("quality", "--model", "m", "--store", root.root)
+    asked: tuple[Any, ...] = ("quality", "--model", READER, "--store", root.root)
     asked += ("--questions", tmp_path / "musique.json", "--template", tmp_path / "template")
     asked += ("--namespace", namespace, "--selector", "chunk_head", "--ratio", "0.2")
     asked += ("--max-tokens", "4", "--limit", "2")

@@ -8,6 +8,9 @@ import pytest
 from semkv_rag.config import ReuseOptions
 from semkv_rag.tiers import TierOptions
 from tests.cli.conftest import Semkv
+from workbench.settings import READER
+
+MODEL = str(READER)
 
 
 @pytest.fixture
@@ -27,10 +30,12 @@ def test_vllm_gets_what_is_not_ours_in_its_order(
     semkv: Semkv, served: dict[str, Any], tmp_path: Path
 ) -> None:
     vllm_args = ["--port=8001", "-tp", "2", "--override", '{"a": 1}', "--no-enable-log-requests"]
-    outcome = semkv("serve", "m", *vllm_args, "--store", tmp_path, "--ratio", "0.3", "--last", "x")
+    outcome = semkv(
+        "serve", MODEL, *vllm_args, "--store", tmp_path, "--ratio", "0.3", "--last", "x"
+    )
     assert outcome.code == 0, outcome.err
     assert served["vllm_args"] == [*vllm_args, "--last", "x"]
-    assert (served["model"], served["store"]) == ("m", tmp_path)
+    assert (served["model"], served["store"]) == (MODEL, tmp_path)
     assert served["reuse"] == ReuseOptions(ratio=0.3)
     assert served["trust_request_namespace"] is False
     assert served["api_key_namespaces"] is None
@@ -40,7 +45,7 @@ def test_api_keys_come_from_a_file(semkv: Semkv, served: dict[str, Any], tmp_pat
     keys = tmp_path / "keys.json"
     keys.write_text('{"secret": "tenant"}')
     options = ("--api-key-namespaces", keys, "--namespace", "other")
-    assert semkv("serve", "m", "--store", tmp_path, *options).code == 0
+    assert semkv("serve", MODEL, "--store", tmp_path, *options).code == 0
     assert served["api_key_namespaces"] == {"secret": "tenant"}
     assert served["namespace"] == served["reuse"].namespace == "other"
 
@@ -51,14 +56,14 @@ def test_keys_that_make_no_sense_are_refused(
 ) -> None:
     keys = tmp_path / "keys.json"
     keys.write_text(content)
-    outcome = semkv("serve", "m", "--store", tmp_path, "--api-key-namespaces", keys)
+    outcome = semkv("serve", MODEL, "--store", tmp_path, "--api-key-namespaces", keys)
     assert outcome.code == 2
     assert outcome.err.startswith("semkv: ")
     assert not served
 
 
 def test_reuse_options_are_checked(semkv: Semkv, served: dict[str, Any], tmp_path: Path) -> None:
-    outcome = semkv("serve", "m", "--store", tmp_path, "--ratio", "2")
+    outcome = semkv("serve", MODEL, "--store", tmp_path, "--ratio", "2")
     assert outcome.code == 2
     assert "ratio is 2.0: use a number from 0 to 1" in outcome.err
     assert not served
@@ -67,7 +72,7 @@ def test_reuse_options_are_checked(semkv: Semkv, served: dict[str, Any], tmp_pat
 def test_a_preset_under_what_is_given_beside_it(
     semkv: Semkv, served: dict[str, Any], tmp_path: Path
 ) -> None:
-    serve = ("serve", "m", "--store", tmp_path)
+    serve = ("serve", MODEL, "--store", tmp_path)
     assert semkv(*serve, "--preset", "exact", "--selector", "random").code == 0
     assert served["reuse"] == ReuseOptions(ratio=1.0, selector="random")
     assert semkv(*serve, "--question-tokens", "12").code == 0
@@ -80,13 +85,13 @@ def test_a_preset_under_what_is_given_beside_it(
 
 
 def test_tiers(semkv: Semkv, served: dict[str, Any], tmp_path: Path) -> None:
-    assert semkv("serve", "m", "--store", tmp_path).code == 0
+    assert semkv("serve", MODEL, "--store", tmp_path).code == 0
     assert (served["tiers"], served["encoders"]) == (None, None)
-    assert semkv("serve", "m", "--store", tmp_path, "--tiers", "{}").code == 0
+    assert semkv("serve", MODEL, "--store", tmp_path, "--tiers", "{}").code == 0
     assert (served["tiers"], served["encoders"]) == (TierOptions(), None)
     given = ("--tiers", '{"threshold": 0.9, "thresholds": {"vision": 0.95}}')
     layers = ("--tier-encoder", "semantic=minilm", "--tier-encoder=vision=phash")
-    assert semkv("serve", "m", "--store", tmp_path, *given, *layers, "--port", 80).code == 0
+    assert semkv("serve", MODEL, "--store", tmp_path, *given, *layers, "--port", 80).code == 0
     assert served["tiers"] == TierOptions(threshold=0.9, thresholds={"vision": 0.95})
     names = {layer: encoder.name for layer, encoder in served["encoders"].items()}
     assert names == {"semantic": "all-MiniLM-L6-v2", "vision": "phash-8"}
@@ -103,7 +108,7 @@ def test_tiers(semkv: Semkv, served: dict[str, Any], tmp_path: Path) -> None:
 def test_tiers_are_checked(
     semkv: Semkv, served: dict[str, Any], tmp_path: Path, options: tuple[str, ...], words: str
 ) -> None:
-    outcome = semkv("serve", "m", "--store", tmp_path, *options)
+    outcome = semkv("serve", MODEL, "--store", tmp_path, *options)
     assert outcome.code == 2
     assert words in outcome.err
     assert not served

@@ -44,6 +44,19 @@ def test_a_broken_promise_is_found_and_mended(semkv: Semkv, root: Path, harm) ->
 def test_a_lost_index_is_made_again_from_the_files(semkv: Semkv, root: Path) -> None:
     for file in root.glob("index.sqlite*"):
         file.unlink()
+    found = semkv("verify", "--store", root)
+    assert found.code == 1
+    assert "semkv verify --repair" in found.err
     assert semkv("verify", "--repair", "--store", root).code == 0
     info = semkv("info", "--store", root, "--json").data
     assert sum(one["chunks"] for one in info["namespaces"]) == 5
+
+
+def test_what_nothing_promises_is_named_with_what_mends_it(semkv: Semkv, root: Path) -> None:
+    sound = sorted(root.rglob("*.safetensors"))[0]
+    sound.with_name("0" * 64 + ".safetensors").write_bytes(sound.read_bytes()[:-1])
+    outcome = semkv("verify", "--store", root)
+    assert outcome.code == 0
+    assert "debris" in outcome.out and "--repair" in outcome.err
+    assert "--repair" not in semkv("verify", "--repair", "--store", root).err
+    assert "debris" not in semkv("verify", "--store", root).out

@@ -46,6 +46,7 @@ class MadeUpEngine:
 
     fingerprint = FINGERPRINT
     max_model_len = 64
+    kv_bytes_per_token = 2 * 2 * 4
 
     def __init__(self, store: KVStore, *, bos: bool = True) -> None:
         self.store = store

@@ -188,8 +188,10 @@ def test_a_broken_document_stops_nothing(docs: Path, engine: MadeUpEngine, store
     result = run(engine, docs)
     assert [failure.source for failure in result.failures] == ["docs/bad.pdf"]
     assert result.skipped == ("docs/picture.png",)
+    assert result.empty == ("docs/empty.txt",)
     assert (result.documents, result.changed) == (4, 3)
-    assert run(engine, docs).unchanged == 3
+    again = run(engine, docs)
+    assert (again.unchanged, again.empty) == (3, ("docs/empty.txt",))
 
 
 def test_a_document_that_breaks_keeps_what_is_stored_of_it(

@@ -23,6 +23,8 @@ def test_it_is_a_llama_index_llm() -> None:
     [
         ({}, "give a model"),
         ({"model": "m", "ratio": 1.5}, "ratio is 1.5"),
+        ({"model": "m", "ratoi": 0.5}, "SemKV has no option 'ratoi': did you mean ratio"),
+        ({"model": "m", "top_p": 0.5}, "'top_p': sampling= takes fields of vLLM's"),
         ({"model": "m", "selector": "best"}, "kv_deviation"),
         ({"model": "m", "check_layer": 0}, "check_layer"),
         ({"model": "m", "preset": "best"}, "preset is 'best': use one of fast, balanced, exact"),

@@ -216,7 +216,7 @@ class Database:
             if isinstance(error, NotAFileError):
                 reason = f"its lock file {error.strerror}"
             elif self._file is not None and not self._file.exists():
-                reason = f"{self._file.name} is gone; `rebuild_index` makes it from the chunk files"
+                reason = f"{self._file.name} is gone; semkv verify --repair makes it from the files"
             else:
                 reason = str(getattr(error, "orig", None) or error)
             raise StoreError(f"the index cannot be {verb}: {reason}") from error

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+import difflib
+from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,6 +180,7 @@ class SemKV(StructuredPrediction):
             if model or store or not options.keys().isdisjoint(_ENGINE_FIELDS):
                 raise OptionError("engine= has its model and store: give it alone")
             model = engine.model
+        _refuse_unknown(options, type(self).model_fields)
         try:
             super().__init__(
                 **{"model": model, "store": None if store is None else str(store), **options}
@@ -495,6 +497,15 @@ def _completion_response(part: Part, text: str, delta: str | None = None) -> Com
         logprobs=log_probabilities(part.logprobs),
         additional_kwargs=_extras(part),
     )
+
+
+def _refuse_unknown(options: Iterable[str], known: Collection[str]) -> None:
+    """Not `extra="forbid"`: LlamaIndex's own fields and its `from_dict` build on what is passed over."""
+    for name in options:
+        if name not in known:
+            meant = difflib.get_close_matches(name, known, 1, cutoff=0.7)
+            advice = f"did you mean {meant[0]}?" if meant else "sampling= takes fields of vLLM's"
+            raise OptionError(f"SemKV has no option {name!r}: {advice}")
 
 
 def _in_words(error: ValidationError) -> str:

@@ -1,0 +1,68 @@
+"""How much a run would compute, and how large it may make the store."""
+
+from pathlib import Path
+
+import pytest
+
+from semkv_rag.cli.options import size_in_bytes
+from semkv_rag.corpus import precompute
+from semkv_rag.corpus.progress import ToCompute
+from semkv_rag.errors import OptionError
+from semkv_rag.store import KVStore
+from tests.corpus.conftest import sentence
+from tests.corpus.made_up_engine import MadeUpEngine
+
+
+def test_a_dry_run_tells_what_a_run_does(docs: Path, engine: MadeUpEngine, store: KVStore) -> None:
+    for context in (["head"], ["head", "left"]):
+        told = precompute(engine, [docs], chunk_tokens=8, context=context, dry_run=True).to_compute
+        assert not engine.captured or context != ["head"]
+        done = precompute(engine, [docs], chunk_tokens=8, context=context)
+        assert told == ToCompute(2, done.chunks_captured, done.tokens, done.tokens * 16)
+    again = precompute(engine, [docs], chunk_tokens=8, context=["head", "left"], dry_run=True)
+    assert (again.unchanged, again.to_compute) == (2, ToCompute(0, 0, 0, 0))
+
+
+def test_a_dry_run_removes_nothing(docs: Path, engine: MadeUpEngine, store: KVStore) -> None:
+    precompute(engine, [docs], chunk_tokens=8)
+    (docs / "a.txt").unlink()
+    assert precompute(engine, [docs], chunk_tokens=8, sync=True, dry_run=True).removed == 0
+    assert len(store.sources()) == 2
+
+
+def test_a_store_does_not_become_larger_than_it_may(
+    docs: Path, engine: MadeUpEngine, store: KVStore
+) -> None:
+    for number in range(20):
+        (docs / f"more {number:02}.txt").write_text(sentence(number + 10))
+    whole = precompute(engine, [docs], chunk_tokens=8, namespace="another")
+    one = whole.bytes // whole.chunks_captured
+    most = store.stats()[0].bytes + 8 * one
+    result = precompute(engine, [docs], chunk_tokens=8, max_bytes=most)
+    assert result.failures and all("max_bytes" in one.reason for one in result.failures)
+    assert result.changed + len(result.failures) == 22
+    assert sum(stats.bytes for stats in store.stats()) <= most + 64 * one  # what was under way
+    larger = precompute(engine, [docs], chunk_tokens=8, max_bytes=10 * most)
+    assert not larger.failures
+    nothing_new = precompute(engine, [docs], chunk_tokens=8, max_bytes=0)
+    assert (nothing_new.unchanged, nothing_new.failures) == (22, [])
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "20GB", True])
+def test_a_limit_is_a_number(docs: Path, engine: MadeUpEngine, wrong: object) -> None:
+    with pytest.raises(OptionError, match="max_bytes is"):
+        precompute(engine, [docs], max_bytes=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("20GB", 20 * 10**9), ("1.5 tb", 1500 * 10**9), ("800", 800), ("7k", 7000), ("0", 0)],
+)
+def test_sizes_as_people_write_them(text: str, size: int) -> None:
+    assert size_in_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1", "20 GiB", "1e9", "20 apples"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(OptionError, match="is no size"):
+        size_in_bytes(text)
