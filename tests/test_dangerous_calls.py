@@ -73,6 +73,12 @@ ALLOWED: dict[str, dict[str, str]] = {
         "subprocess.PIPE": "its answer; JSON",
         "subprocess.DEVNULL": "what pypdf says of broken files",
     },
+    "semkv_rag/known_fingerprints.py": {
+        "importlib.metadata.version": "of packages with fixed names",
+        "importlib.metadata.PackageNotFoundError": "the same",
+        ".read_text": "the user's own cache; JSON, of which only digests are taken",
+        ".write_text": "the same",
+    },
     "semkv_rag/quality/journal.py": {".open": "the user's --resume file; JSON lines, checked"},
     "semkv_rag/quality/questions.py": {".read_text": "the user's file of questions; JSON"},
     "semkv_rag/quality/plot.py": {

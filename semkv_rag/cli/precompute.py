@@ -33,6 +33,7 @@ from semkv_rag.corpus import (
 )
 from semkv_rag.corpus.context import context_modes
 from semkv_rag.errors import OptionError
+from semkv_rag.known_fingerprints import known_fingerprint, remember
 from semkv_rag.model_name import check_model
 from semkv_rag.store import KVStore
 
@@ -106,9 +107,13 @@ def precompute_command(
         bar = stack.enter_context(ProgressBar())
 
         def fingerprint() -> str:
+            if (known := known_fingerprint(model, arguments)) is not None:
+                return known
             from semkv_rag.engine import model_fingerprint
 
-            return model_fingerprint(model, **arguments)
+            worked_out = model_fingerprint(model, **arguments)
+            remember(model, arguments, worked_out)
+            return worked_out
 
         def start() -> Capturer:
             if dry_run:
@@ -118,7 +123,9 @@ def precompute_command(
             from semkv_rag.engine import Engine
 
             bar.starting(model)
-            return stack.enter_context(Engine(model, store=store, index_url=index_url, **arguments))
+            engine = Engine(model, store=store, index_url=index_url, **arguments)
+            remember(model, arguments, engine.fingerprint)
+            return stack.enter_context(engine)
 
         try:
             result = precompute(

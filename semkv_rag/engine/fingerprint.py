@@ -19,6 +19,7 @@ from blake3 import blake3
 from vllm.config import VllmConfig
 
 from semkv_rag.errors import EngineError
+from semkv_rag.known_fingerprints import cache_folder
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.tiktoken", "special_tokens_map.json")
@@ -105,8 +106,7 @@ class _DigestCache:
     """Digests of large files, kept between runs; a file that cannot be kept is only slower."""
 
     def __init__(self) -> None:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        self._path = Path(base) / "semkv-rag" / "digests.json"
+        self._path = cache_folder() / "digests.json"
         self._changed = False
         try:
             self._digests: dict[str, str] = json.loads(self._path.read_text())

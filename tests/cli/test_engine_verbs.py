@@ -4,6 +4,8 @@ One story told in one test, because each step starts an engine; in this process,
 """
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,11 +44,18 @@ def test_from_documents_to_an_answer(semkv: Semkv, folder: Path, tmp_path: Path)
         common += ["--engine-arg", f"{name}={value}"]
     chunking = ["--chunk-tokens", 64, "--head", HEAD]
 
+    told = semkv("precompute", folder, *common, *chunking, "--dry-run", "--json")
+    assert told.code == 1, "a document cannot be read"
+    assert not store.exists()
     first = semkv("precompute", folder, *common, *chunking, "--json")
     assert first.code == 1, "a document could not be read"
     assert "docs/broken.pdf: broken or locked PDF" in first.err
     assert first.data["changed"] == 2
     assert first.data["chunks_captured"] > 4
+    work = told.data["to_compute"]
+    assert (work["documents"], work["chunks"]) == (2, first.data["chunks_captured"])
+    assert work["tokens"] == first.data["tokens"]
+    assert 0.5 < work["bytes"] / first.data["bytes"] <= 1, "the files' headers are small"
     assert semkv("verify", "--store", store).code == 0
     (description,) = semkv("info", "--store", store, "--json").data["models"].values()
     assert description["model"] == str(model)
@@ -56,6 +65,13 @@ def test_from_documents_to_an_answer(semkv: Semkv, folder: Path, tmp_path: Path)
     again = semkv("precompute", folder, *common, *chunking, "--sync")
     assert again.code == 0
     assert "2 documents: 0 new or changed, 2 unchanged" in again.out
+    program = "import sys; sys.modules['vllm'] = None\nfrom semkv_rag.cli import main; main()"
+    arguments = [str(one) for one in ("precompute", folder, *common, *chunking)]
+    without_vllm = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
+    )
+    assert without_vllm.returncode == 0, without_vllm.stderr
+    assert "0 new or changed, 2 unchanged" in without_vllm.stdout
 
     ask = ["ask", "who keeps the keys", *common, "--max-tokens", 4, "--head", HEAD, "--json"]
     context = ["--context", folder / "one.txt", "--context", folder / "two.md"]
@@ -108,9 +124,11 @@ def test_a_model_that_cannot_reuse_is_refused_with_the_reason(
 
 
 @pytest.mark.engine
-def test_a_model_that_is_not_there_is_one_clear_message(
+def test_a_model_that_vllm_cannot_load_is_one_clear_message(
     semkv_process: Semkv, tmp_path: Path
 ) -> None:
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "config.json").write_text("{}")
     outcome = semkv_process(
         "ask", "hello", "--model", tmp_path / "none", "--store", tmp_path / "store"
     )
