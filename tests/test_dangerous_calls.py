@@ -73,6 +73,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "subprocess.PIPE": "its answer; JSON",
         "subprocess.DEVNULL": "what pypdf says of broken files",
     },
+    "semkv_rag/engine/cores.py": {".read_text": "the system's names of processes, under /proc"},
     "semkv_rag/known_fingerprints.py": {
         "importlib.metadata.version": "of packages with fixed names",
         "importlib.metadata.PackageNotFoundError": "the same",

@@ -40,6 +40,7 @@ from semkv_rag.corpus.capture import CaptureItem, CaptureResult
 from semkv_rag.engine.bridge import Stream, stream_async
 from semkv_rag.engine.chat import ChatService, ChatSettings
 from semkv_rag.engine.completion import Completion, join
+from semkv_rag.engine.cores import cores_of_its_own
 from semkv_rag.engine.fingerprint import config_fingerprint
 from semkv_rag.engine.gate import GateReport, ask_gate
 from semkv_rag.engine.hints import Hints
@@ -492,7 +493,8 @@ class Engine(Closing):
     # ---- the loop --------------------------------------------------------------------------
 
     async def _start(self, config: Any) -> ReportingLLM:
-        with _script_left_alone():
+        ranks = config.parallel_config.world_size
+        with _script_left_alone(), cores_of_its_own(ranks):
             llm: ReportingLLM = ReportingLLM.from_vllm_config(config, disable_log_stats=True)
             return llm
 

@@ -24,6 +24,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine.chat import has_chat_template, takes_images
+from semkv_rag.engine.cores import cores_of_its_own
 from semkv_rag.engine.fingerprint import config_fingerprint
 from semkv_rag.engine.forced_tools import configure_tools
 from semkv_rag.engine.front import Front
@@ -193,12 +194,13 @@ async def _run(
         connect_fusion(config, enable_mm_embeds=engine_args.enable_mm_embeds)
     address, sock = setup_server(args, reuse_port=False)
     try:
-        llm = ReportingLLM.from_vllm_config(
-            config,
-            usage_context=UsageContext.OPENAI_API_SERVER,
-            enable_log_requests=engine_args.enable_log_requests,
-            disable_log_stats=engine_args.disable_log_stats,
-        )
+        with cores_of_its_own(config.parallel_config.world_size):
+            llm = ReportingLLM.from_vllm_config(
+                config,
+                usage_context=UsageContext.OPENAI_API_SERVER,
+                enable_log_requests=engine_args.enable_log_requests,
+                disable_log_stats=engine_args.disable_log_stats,
+            )
         try:
             gate = GateReport(False, obstacle) if obstacle is not None else await ask_gate(llm)
             capturer = _capturer(llm, args, store, gate)
