@@ -30,32 +30,38 @@ def cache_folder() -> Path:
     return Path(base) / "semkv-rag"
 
 
-def known_fingerprint(model: str, arguments: Mapping[str, Any]) -> str | None:
-    """The fingerprint of a model with these engine arguments, if it was remembered.
+class KnownFingerprint:
+    """The fingerprint of a model with some engine arguments, as far as it is remembered.
+
+    Made before vLLM is imported, which changes the environment.
 
     Args:
         model: a folder; of a hub's model nothing is remembered.
+        arguments: as for `Engine`.
     """
-    key = _key(model, arguments)
-    return None if key is None else _read().get(key)
 
+    def __init__(self, model: str, arguments: Mapping[str, Any]) -> None:
+        self._key = _key(model, arguments)
 
-def remember(model: str, arguments: Mapping[str, Any], fingerprint: str) -> None:
-    """Keep a fingerprint that was worked out; where it cannot be kept, the next run is slower."""
-    key = _key(model, arguments)
-    if key is None:
-        return
-    known = _read()
-    known.pop(key, None)
-    known[key] = fingerprint
-    path = _path()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(dict([*known.items()][-_MOST:])))
-        temporary.replace(path)
-    except OSError:
-        pass
+    def get(self) -> str | None:
+        """The fingerprint, or None."""
+        return None if self._key is None else _read().get(self._key)
+
+    def remember(self, fingerprint: str) -> None:
+        """Keep what was worked out; where it cannot be kept, the next run is slower."""
+        if self._key is None:
+            return
+        known = _read()
+        known.pop(self._key, None)
+        known[self._key] = fingerprint
+        path = _path()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_suffix(f".{os.getpid()}")
+            temporary.write_text(json.dumps(dict([*known.items()][-_MOST:])))
+            temporary.replace(path)
+        except OSError:
+            pass
 
 
 def _key(model: str, arguments: Mapping[str, Any]) -> str | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from semkv_rag.known_fingerprints import cache_folder, known_fingerprint, remember
+from semkv_rag.known_fingerprints import KnownFingerprint, cache_folder
 
 
 @pytest.fixture
@@ -21,42 +21,42 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_is_remembered(model: Path) -> None:
-    assert known_fingerprint(str(model), {"seed": 0}) is None
-    remember(str(model), {"seed": 0}, "ab" * 32)
-    remember(str(model), {"seed": 1}, "cd" * 32)
-    assert known_fingerprint(str(model), {"seed": 0}) == "ab" * 32
-    remember(str(model), {"seed": 0}, "ef" * 32)
-    assert known_fingerprint(str(model), {"seed": 0}) == "ef" * 32
-    assert known_fingerprint(str(model), {}) is None
+    assert KnownFingerprint(str(model), {"seed": 0}).get() is None
+    KnownFingerprint(str(model), {"seed": 0}).remember("ab" * 32)
+    KnownFingerprint(str(model), {"seed": 1}).remember("cd" * 32)
+    assert KnownFingerprint(str(model), {"seed": 0}).get() == "ab" * 32
+    KnownFingerprint(str(model), {"seed": 0}).remember("ef" * 32)
+    assert KnownFingerprint(str(model), {"seed": 0}).get() == "ef" * 32
+    assert KnownFingerprint(str(model), {}).get() is None
 
 
 def test_what_changes_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    remember(str(model), {}, "ab" * 32)
+    KnownFingerprint(str(model), {}).remember("ab" * 32)
     weights = model / "model.safetensors"
     stat = weights.stat()
     os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
-    assert known_fingerprint(str(model), {}) is None
+    assert KnownFingerprint(str(model), {}).get() is None
     os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert known_fingerprint(str(model), {}) == "ab" * 32
+    assert KnownFingerprint(str(model), {}).get() == "ab" * 32
     (model / "tokenizer.json").touch()
-    assert known_fingerprint(str(model), {}) is None
+    assert KnownFingerprint(str(model), {}).get() is None
     (model / "tokenizer.json").unlink()
     monkeypatch.setenv("VLLM_SOMETHING", "1")
-    assert known_fingerprint(str(model), {}) is None
+    assert KnownFingerprint(str(model), {}).get() is None
     monkeypatch.delenv("VLLM_SOMETHING")
     monkeypatch.setattr("semkv_rag.known_fingerprints.version", lambda _: "another")
-    assert known_fingerprint(str(model), {}) is None
+    assert KnownFingerprint(str(model), {}).get() is None
 
 
 def test_a_hub_s_name_is_not_remembered(model: Path) -> None:
-    remember("owner/name", {}, "ab" * 32)
-    assert known_fingerprint("owner/name", {}) is None
+    KnownFingerprint("owner/name", {}).remember("ab" * 32)
+    assert KnownFingerprint("owner/name", {}).get() is None
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "null"])
 def test_a_broken_file_is_as_none(model: Path, content: str) -> None:
     cache_folder().mkdir(parents=True)
     (cache_folder() / "fingerprints.json").write_text(content)
-    assert known_fingerprint(str(model), {}) is None
-    remember(str(model), {}, "ab" * 32)
-    assert known_fingerprint(str(model), {}) == "ab" * 32
+    assert KnownFingerprint(str(model), {}).get() is None
+    KnownFingerprint(str(model), {}).remember("ab" * 32)
+    assert KnownFingerprint(str(model), {}).get() == "ab" * 32

@@ -7,13 +7,25 @@ so that what a script reads from a command is only what the command says.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import typer
+
+QUIET = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "TORCH_LOGS": "-all",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TQDM_DISABLE": "1",
+    "PYTHONWARNINGS": "ignore",
+}
+"""What libraries say for their developers stays unsaid, here and in the engine's processes."""
 
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C stopped."""
@@ -58,7 +70,10 @@ def size_in_words(count_bytes: float) -> str:
 @contextmanager
 def data_only_stdout() -> Iterator[None]:
     """While inside, what anything prints to stdout, child processes included, goes to stderr."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    warnings.filterwarnings("ignore")
+    logging.getLogger("torch").setLevel(logging.ERROR)  # it is imported, and its variable read
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     sys.stdout.flush()
     stdout = os.dup(1)

@@ -33,7 +33,7 @@ from semkv_rag.corpus import (
 )
 from semkv_rag.corpus.context import context_modes
 from semkv_rag.errors import OptionError
-from semkv_rag.known_fingerprints import known_fingerprint, remember
+from semkv_rag.known_fingerprints import KnownFingerprint
 from semkv_rag.model_name import check_model
 from semkv_rag.store import KVStore
 
@@ -106,13 +106,15 @@ def precompute_command(
         kv_store = stack.enter_context(KVStore(store, index_url=index_url))
         bar = stack.enter_context(ProgressBar())
 
+        known = KnownFingerprint(model, arguments)
+
         def fingerprint() -> str:
-            if (known := known_fingerprint(model, arguments)) is not None:
-                return known
+            if (remembered := known.get()) is not None:
+                return remembered
             from semkv_rag.engine import model_fingerprint
 
             worked_out = model_fingerprint(model, **arguments)
-            remember(model, arguments, worked_out)
+            known.remember(worked_out)
             return worked_out
 
         def start() -> Capturer:
@@ -124,7 +126,7 @@ def precompute_command(
 
             bar.starting(model)
             engine = Engine(model, store=store, index_url=index_url, **arguments)
-            remember(model, arguments, engine.fingerprint)
+            known.remember(engine.fingerprint)
             return stack.enter_context(engine)
 
         try:

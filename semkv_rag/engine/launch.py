@@ -117,6 +117,8 @@ def resolve(
 
 def _configuration(model: str, engine_args: Mapping[str, Any]) -> VllmConfig:
     arguments = dict(engine_args)
+    if os.environ.get("TQDM_DISABLE"):  # vLLM does not look at it
+        arguments.setdefault("use_tqdm_on_load", False)
     if current_platform.is_cpu():
         # Compiling takes longer than it saves there.
         arguments.setdefault("enforce_eager", True)

@@ -39,6 +39,10 @@ from semkv_rag.report import ReuseReport
 if TYPE_CHECKING:
     from semkv_rag.engine.tiering import Tiering
 
+ENDING_S = 30.0
+"""How long the engine's process may take to end. vLLM's 5 s are not enough on a busy machine, and what is
+killed then leaks shared memory."""
+
 CAPTURE_PREFIX = "semkv-capture-"
 """Ids of requests that are not a caller's: they capture chunks."""
 
@@ -165,7 +169,7 @@ class ReportingLLM(AsyncLLM):
         if self.tiering is not None:
             self.tiering.close()
         self.ended = True
-        super().shutdown(timeout=timeout)
+        super().shutdown(timeout=ENDING_S if timeout is None else timeout)
 
     async def _enter(self, request: EngineCoreRequest) -> None:
         """Hand a request to the engine's process, in its namespace.
