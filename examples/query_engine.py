@@ -1,6 +1,7 @@
 """A LlamaIndex query engine whose prompts take the KV of their chunks out of a store.
 
     python examples/query_engine.py
+    python examples/query_engine.py --model build/smollm2 --docs examples/articles --neighbours 0
     python examples/query_engine.py --model Qwen/Qwen3-8B --docs ~/manuals --questions asked.json
 
 The documents' KV is precomputed (the second run finds it), then each question is answered three times
@@ -69,6 +70,7 @@ console = Console()
 class Question:
     text: str
     answer: str | None = None  # None: not known, so nothing is said about right and wrong
+    also: tuple[str, ...] = ()  # other ways to say it
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,9 @@ class Result:
     replies: dict[str, Reply] = field(default_factory=dict)
 
     def is_right(self, mode: str) -> bool:
-        answer = self.question.answer or ""
-        return re.search(rf"\b{re.escape(answer)}\b", self.replies[mode].text, re.I) is not None
+        said = self.replies[mode].text
+        answers = (self.question.answer or "", *self.question.also)
+        return any(re.search(rf"\b{re.escape(one)}\b", said, re.I) for one in answers)
 
 
 class ModelCalls(BaseEventHandler):
@@ -127,7 +130,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _precompute(engine, options.docs, chunk_tokens)
         Settings.tokenizer = engine.tokenizer.encode
         nodes = make_nodes(options.docs, engine.tokenizer, chunk_tokens)
-        retriever, postprocessors = make_retriever(nodes, TOP_K, neighbours=2)
+        retriever, postprocessors = make_retriever(
+            nodes, options.top_k, neighbours=options.neighbours
+        )
 
         def query_engine(**settings: Any) -> BaseQueryEngine:
             return RetrieverQueryEngine.from_args(
@@ -168,6 +173,10 @@ def _parser() -> argparse.ArgumentParser:
         help='a JSON list of {"question": …, "answer": …}, the answer may be missing; '
         "questions.json in the documents' folder when left out",
     )
+    parser.add_argument("--top-k", type=int, default=TOP_K, help="chunks that are retrieved")
+    parser.add_argument(
+        "--neighbours", type=int, default=2, help="chunks that each brings along on both sides"
+    )
     parser.add_argument("--store", type=Path, default=BUILD / "demo-store")
     parser.add_argument("--limit", type=int, help="at most so many questions")
     parser.add_argument("--ratio", type=float, default=ReuseOptions().ratio)
@@ -179,7 +188,10 @@ def _questions(file: Path) -> list[Question]:
     if not file.exists():
         return [Question(text) for text in GENERIC_QUESTIONS]
     entries = json.loads(file.read_text(encoding="utf-8"))
-    return [Question(entry["question"], entry.get("answer")) for entry in entries]
+    return [
+        Question(entry["question"], entry.get("answer"), tuple(entry.get("also", ())))
+        for entry in entries
+    ]
 
 
 def _precompute(engine: Engine, docs: Path, chunk_tokens: int) -> None:
