@@ -53,7 +53,19 @@ def taken_cores() -> set[int]:
         with suppress(OSError):  # it has ended, or is another user's
             if not (process / "comm").read_text().startswith(_ITS_PROCESSES):
                 continue
-            for task in (process / "task").iterdir():
-                bound = os.sched_getaffinity(int(task.name))
-                cores |= bound if len(bound) == 1 else set()
+            cores |= cores_of_threads(process / "task")
+    return cores
+
+
+def cores_of_threads(tasks: Path) -> set[int]:
+    """The cores that a process's threads are bound to, one thread to one core.
+
+    Args:
+        tasks: the process's `task` under `/proc`.
+    """
+    cores: set[int] = set()
+    for task in tasks.iterdir() if tasks.is_dir() else ():
+        with suppress(ProcessLookupError):  # it has ended
+            bound = os.sched_getaffinity(int(task.name))
+            cores |= bound if len(bound) == 1 else set()
     return cores

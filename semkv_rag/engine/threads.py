@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+from semkv_rag.engine.cores import cores_of_threads
 
 TASKS = Path("/proc/self/task")
 
@@ -47,10 +48,4 @@ def _all_cores() -> set[int]:
 
 @cache  # asked for first before a thread of ours may itself be bound to a single core
 def _model_cores() -> set[int]:
-    """The cores that threads of this process are bound to, one thread to one core."""
-    cores: set[int] = set()
-    for task in TASKS.iterdir() if TASKS.is_dir() else ():
-        with suppress(ProcessLookupError):  # it has ended
-            allowed = os.sched_getaffinity(int(task.name))
-            cores |= allowed if len(allowed) == 1 else set()
-    return cores
+    return cores_of_threads(TASKS)
