@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,11 +68,13 @@ def pairs(seed: int, count: int) -> Iterator[Pair]:
 def spill(engine: Engine, tenants: tuple[str, str], every: Sequence[Pair]) -> Spill:
     """Ask all pairs, the tenants in turns, and look for what went across.
 
-    There are not thousands of prompts of a token or two. A tenant that asks one again in another pair
-    finds its own blocks: those that another of its requests began with, too, are not counted as across.
+    There are not thousands of prompts of a token or two, and the model answers many alike. A tenant finds
+    again what is its own: blocks that another of its requests began with, and chunks, stored in its
+    namespace, whose tokens stand in a request of its own in another pair. They are not counted as across.
     """
     seen = Spill()
     computed: Counter[tuple[str, int]] = Counter()
+    sent: dict[str, list[tuple[int, str]]] = {tenant: [] for tenant in tenants}
     for begin in range(0, len(every), TOGETHER):
         some = every[begin : begin + TOGETHER]
         # Turns, so that neither is always the first.
@@ -87,6 +89,8 @@ def spill(engine: Engine, tenants: tuple[str, str], every: Sequence[Pair]) -> Sp
         answers = _ask(engine, plain)
         for (_, prompt, one), answer in zip(plain, answers, strict=True):
             computed.update(_heads(one, [*prompt, *answer.token_ids]))
+        for (pair, prompt, one), answer in zip(plain, answers, strict=True):
+            sent[one].append((pair.number, _in_words(prompt, answer.token_ids)))
         said = iter(answers)
         later = [
             pair.first + ([] if pair.kind == "beam" else [*next(said).token_ids]) + pair.behind
@@ -98,14 +102,38 @@ def spill(engine: Engine, tenants: tuple[str, str], every: Sequence[Pair]) -> Sp
         for (_, prompt, (one, other)), answer, own in zip(second, across, again, strict=True):
             computed.update(_heads(other, [*prompt, *answer.token_ids]))
             computed.update(_heads(one, [*prompt, *own.token_ids]))
+        for (pair, prompt, (_, who)), other in zip(second, across, strict=True):
+            sent[who].append((pair.number, _in_words(prompt, other.token_ids)))
         for (pair, prompt, (_, who)), other, own in zip(second, across, again, strict=True):
-            head = (who, hash(tuple(prompt[: other.report.cached_tokens])))
-            its_own = _tokens(other.report) == other.report.cached_tokens and computed[head] > 1
+            cached = other.report.cached_tokens
+            head = (who, hash(tuple(prompt[:cached])))
+            elsewhere = [words for number, words in sent[who] if number != pair.number]
+            its_own = not cached or computed[head] > 1
+            its_own = its_own and _are_its_own(engine, who, other.report, elsewhere)
             if (got := _got(other.report)) and not its_own:
                 seen.found.append(f"{pair.kind} {len(pair.first)}+{pair.answer_tokens}: {got}")
             seen.own += _tokens(own.report)
         seen.pairs += len(some)
+        for (pair, prompt, (one, _)), own in zip(second, again, strict=True):
+            sent[one].append((pair.number, _in_words(prompt, own.token_ids)))
     return seen
+
+
+def _are_its_own(engine: Engine, who: str, report: ReuseReport, elsewhere: Sequence[str]) -> bool:
+    """Whether all chunks of a request are the tenant's, out of other requests that it sent."""
+    if report.served_by or report.donor:
+        return False
+    assert engine.store is not None
+    chunks = engine.store.tokens(engine.fingerprint, who, report.chunk_ids)
+    return all(
+        id_ in chunks and any(_in_words(chunks[id_].tokens) in words for words in elsewhere)
+        for id_ in report.chunk_ids
+    )
+
+
+def _in_words(*parts: Iterable[int]) -> str:
+    """Tokens as a text in which only whole tokens are found."""
+    return "".join(f" {int(token)};" for part in parts for token in part)
 
 
 def _heads(who: str, tokens: Sequence[int]) -> Iterator[tuple[str, int]]:
