@@ -65,6 +65,10 @@ def test_a_wrong_engine_argument_is_named(reader: Path) -> None:
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
+    with pytest.raises(OptionError, match=r"holds no model: config\.json is missing"):
+        Engine(str(tmp_path / "empty"), store=tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+    (tmp_path / "empty" / "config.json").write_text("{}")
     with pytest.raises(EngineError, match="cannot load"):
         Engine(str(tmp_path / "empty"))
 

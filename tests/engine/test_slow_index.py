@@ -55,7 +55,7 @@ def test_others_are_answered_while_a_look_up_waits(engine: Engine, server: Postg
                     random_tokens(810 + seed, 40), sampling={"max_tokens": 1}, reuse=PLAIN
                 )
                 assert answer.report.reason == "reuse was switched off for this request"
-            assert not waiting.done()
+            assert not waiting.done(), waiting.result().report
         answer = waiting.result(60)
     assert answer.report.kv_cache == "hit", answer.report
     assert answer.report.recomputed_tokens == answer.report.reused_tokens == 120

@@ -93,9 +93,9 @@ def test_a_model_that_takes_no_images(reader: Path, tmp_path: Path) -> None:
 
 @pytest.mark.engine
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
-    from semkv_rag.errors import EngineError
+    from semkv_rag.errors import OptionError
 
     samples = read_gqa(*make_shapes(tmp_path, 1))
     work = Pass("plain", str(tmp_path / "no-such"), {}, tuple(samples), 4)
-    with pytest.raises(EngineError, match="no-such"):
+    with pytest.raises(OptionError, match="no-such"):
         list(run(work))
