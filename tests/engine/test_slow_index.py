@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Engine
+from semkv_rag.store.index.database import READ_S
 from workbench.answers import assert_same, blended, plain
 from workbench.chunks import random_tokens, store_chunks
 from workbench.engines import Engines
@@ -46,17 +48,23 @@ def test_others_are_answered_while_a_look_up_waits(engine: Engine, server: Postg
     )
     prompt = random_tokens(803, 5) + chunks[1].tokens + chunks[0].tokens + random_tokens(804, 9)
     expected = plain(engine, prompt)
-    engine.reset_prefix_cache()
     with ThreadPoolExecutor(1) as thread:
-        with server.frozen():
-            waiting = thread.submit(blended, engine, prompt, ratio=1.0)
-            for seed in range(5):
-                answer = engine.generate(
-                    random_tokens(810 + seed, 40), sampling={"max_tokens": 1}, reuse=PLAIN
-                )
-                assert answer.report.reason == "reuse was switched off for this request"
-            assert not waiting.done(), waiting.result().report
-        answer = waiting.result(60)
+        for _ in range(5):
+            engine.reset_prefix_cache()
+            with server.frozen():
+                began = time.monotonic()
+                waiting = thread.submit(blended, engine, prompt, ratio=1.0)
+                for seed in range(5):
+                    answer = engine.generate(
+                        random_tokens(810 + seed, 40), sampling={"max_tokens": 1}, reuse=PLAIN
+                    )
+                    assert answer.report.reason == "reuse was switched off for this request"
+                was_done, others_s = waiting.done(), time.monotonic() - began
+            answer = waiting.result(60)
+            if others_s < READ_S:
+                break
+            # The machine stood still for so long that the look-up was given up: once more.
+    assert not was_done and others_s < READ_S, (others_s, answer.report)
     assert answer.report.kv_cache == "hit", answer.report
     assert answer.report.recomputed_tokens == answer.report.reused_tokens == 120
     assert_same(answer, expected)
