@@ -12,6 +12,7 @@ import pytest
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Engine
 from semkv_rag.store.index.database import READ_S
+from semkv_rag.store.index.rest import REST_S
 from workbench.answers import assert_same, blended, plain
 from workbench.chunks import random_tokens, store_chunks
 from workbench.engines import Engines
@@ -63,7 +64,9 @@ def test_others_are_answered_while_a_look_up_waits(engine: Engine, server: Postg
             answer = waiting.result(60)
             if others_s < READ_S:
                 break
-            # The machine stood still for so long that the look-up was given up: once more.
+            # The machine stood still for so long that the look-up was given up. Once more, when the
+            # index is asked again.
+            time.sleep(REST_S)
     assert not was_done and others_s < READ_S, (others_s, answer.report)
     assert answer.report.kv_cache == "hit", answer.report
     assert answer.report.recomputed_tokens == answer.report.reused_tokens == 120
