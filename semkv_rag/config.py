@@ -23,9 +23,9 @@ class Preset:
 
 
 # Chosen by the measurements in docs/quality.md; nowhere else is a default of these written down.
-BALANCED = Preset(ratio=0.15, selector="deviation_weighted_attention", check_layer=1)
+BALANCED = Preset(ratio=0.15, selector="sensitivity_attention", check_layer=1)
 PRESETS: Mapping[str, Preset] = {
-    "fast": Preset(ratio=0.05, selector="query_attention", check_layer=1),
+    "fast": replace(BALANCED, ratio=0.05),
     "balanced": BALANCED,
     # Everything is computed but what is right as it is: exact spans, and vLLM's prefix cache.
     "exact": replace(BALANCED, ratio=1.0),
@@ -128,6 +128,7 @@ class ReuseOptions:
 SELECTORS = (
     "kv_deviation",
     "kv_deviation_gradual",
+    "sensitivity_attention",
     "query_attention",
     "two_hop_attention",
     "deviation_weighted_attention",
@@ -140,6 +141,7 @@ SELECTORS = (
     "k_deviation_published",
 )
 QUERY_AWARE = (
+    "sensitivity_attention",
     "query_attention",
     "two_hop_attention",
     "deviation_weighted_attention",

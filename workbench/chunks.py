@@ -36,15 +36,25 @@ class Stored:
 
 
 def store_chunks(
-    engine: Engine, chunks: Sequence[Tokens], *, namespace: str, context: Sequence[int] = ()
+    engine: Engine,
+    chunks: Sequence[Tokens],
+    *,
+    namespace: str,
+    context: Sequence[int] = (),
+    reference: Sequence[int] | None = None,
 ) -> list[Stored]:
-    """Capture chunks and index them, as precompute does; every one must succeed."""
+    """Capture chunks and index them, as precompute does; every one must succeed.
+
+    Args:
+        reference: another context, with which they are compared.
+    """
     assert engine.store is not None
     items = []
     for tokens in chunks:
         own, before = token_array(tokens), token_array(list(context))
+        other = None if reference is None else token_array(list(reference))
         identity = chunk_id(engine.fingerprint, namespace, before, own)
-        items.append(CaptureItem(identity, namespace, "document", own, before))
+        items.append(CaptureItem(identity, namespace, "document", own, before, other))
     results = list(engine.capture(items))
     assert [result.error for result in results] == [None] * len(items)
     keys = [ChunkKey(item.id, engine.fingerprint, namespace) for item in items]

@@ -11,6 +11,7 @@ from semkv_rag.blend.selectors import (
     first_half,
     pick,
 )
+from semkv_rag.blend.sensitivity import decoded, encoded, sensitivity_of
 
 __all__ = [
     "MOST_LOOKING",
@@ -21,10 +22,13 @@ __all__ = [
     "Selector",
     "charged_ratio",
     "computed_rows",
+    "decoded",
+    "encoded",
     "first_half",
     "pick",
     "question_attention",
     "ratio_for_charged",
     "rotary_candidates",
+    "sensitivity_of",
     "smoothed",
 ]

@@ -30,7 +30,8 @@ class Candidates:
             `deviation` measures it, over all heads. None for selectors without a check layer.
         attention: [tokens], float32: what the question gives each token (`question_attention`), or in a
             second look what the tokens that were picked first give it; mean over the layers behind the
-            first, which knows words and places only. None for selectors that need no question.
+            first, which knows words and places only; for selectors that weigh layers, of a layer's attention
+            times the token's sensitivity there. None for selectors that need no question.
     """
 
     rank_in_span: Tensor
@@ -52,6 +53,9 @@ class Selector(ABC):
     looks_twice: ClassVar[bool] = False
     """Whether half of the tokens are picked by what the question attends to, run over the stored KV, and
     the other half by what those attend to."""
+
+    weighs_layers: ClassVar[bool] = False
+    """Whether attention is weighed, layer by layer, by the sensitivity that is stored with the chunk."""
 
     keeps_check_layer: ClassVar[bool] = True
     """Whether all fresh K and V of the check layer stay, or only those of picked tokens."""
@@ -144,6 +148,22 @@ class QueryAttention(Selector):
         )
 
 
+class SensitivityAttention(QueryAttention):
+    """What is asked for and depends on what stood before: attention times sensitivity, over all layers.
+
+    What a stale token does to an answer is, in each layer, the attention that it gets times how far its V
+    are off there. The second is not known, but how much they change with what stands before is, from
+    when the chunk was stored. No layer is computed to find it out. Chunks that were stored without are
+    scored by attention alone.
+    """
+
+    weighs_layers = True
+
+    def scores(self, candidates: Candidates) -> Tensor:
+        assert candidates.attention is not None
+        return candidates.attention
+
+
 class TwoHopAttention(QueryAttention):
     """Half of them as `QueryAttention`, the other half what that half attends to.
 
@@ -214,6 +234,7 @@ class Unscored(Selector):
 SELECTOR_TYPES: dict[str, type[Selector]] = {
     "kv_deviation": KVDeviation,
     "kv_deviation_gradual": GradualKVDeviation,
+    "sensitivity_attention": SensitivityAttention,
     "query_attention": QueryAttention,
     "two_hop_attention": TwoHopAttention,
     "deviation_weighted_attention": DeviationWeightedAttention,

@@ -24,6 +24,8 @@ class CaptureItem:
         kind: `document`, `head` or `prompt`.
         tokens: the chunk's tokens, [tokens].
         context: the tokens to stand to its left while it is computed, [tokens]; may be empty.
+        reference: another context, [tokens]: its V are computed behind this one too, and how much
+            they differ is stored with the chunk. None: nothing is compared.
     """
 
     id: str
@@ -31,6 +33,7 @@ class CaptureItem:
     kind: str
     tokens: TokenArray
     context: TokenArray
+    reference: TokenArray | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

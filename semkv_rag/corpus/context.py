@@ -4,13 +4,18 @@
 * `left`: the head and the chunk before it in its document.
 * `similar`: the head and the chunk of the corpus that is most like it (FusionRAG, arXiv 2601.12904).
 
+A document's first chunk has none before it, and stands behind the head and an unrelated passage: a chunk
+that has only ever seen a short head is a stranger behind other text.
+
 The KV of these tokens is dropped. All variants of a chunk are stored side by side, and the matcher takes
-the one whose context fits a prompt best.
+the one whose context fits a prompt best: the head's for the first chunk of a prompt, the left
+neighbour's for the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -22,7 +27,23 @@ from semkv_rag.reuse.tokens import TokenArray
 
 ContextMode: TypeAlias = Literal["head", "left", "similar"]
 CONTEXT_MODES: tuple[ContextMode, ...] = get_args(ContextMode)
-DEFAULT_CONTEXT: tuple[ContextMode, ...] = ("head",)
+DEFAULT_CONTEXT: tuple[ContextMode, ...] = ("head", "left")
+
+PASSAGE = (
+    "The valley lies between two ranges of hills, and a slow river runs through it from north to "
+    "south. People have lived there for a long time. They keep cattle and sheep on the upper slopes, "
+    "grow wheat and barley on the flat land, and sell what they do not need at the market in the "
+    "town. The town has a square with a fountain, a school, a library and a small museum, where old "
+    "tools and photographs are shown. In spring the river is high, and the meadows beside it are "
+    "under water for a week or two. In summer the days are warm and the evenings cool; visitors come "
+    "to walk, to swim and to fish. Most houses are built of grey stone, with wooden doors and red "
+    "tiles. A railway line was opened more than a hundred years ago, and trains still stop four times"
+    " a day. The mayor is elected every five years. Last year the council decided to repair the old "
+    "bridge, which carries the road to the next village, and to plant trees along the main street. "
+    "The work took longer than expected, because the ground was soft, but it was finished before the "
+    "first snow fell. Since then traffic has become quieter, and children walk to school again."
+)
+"""Stands before a document's first chunk. About 200 tokens: of 64, half as much is gained."""
 
 _NEUTRAL = ("\n", ".")
 """Texts whose token may stand first where nothing else does; a tokenizer may drop white space."""
@@ -56,12 +77,29 @@ def head_tokens(tokenizer: Any, head: str = "") -> TokenArray:
     return tokens
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Variant:
+    """A chunk as it is stored once.
+
+    Attributes:
+        tokens: its own, [tokens].
+        context: what stands to its left, [context tokens].
+        reference: another context, behind which its V are computed too, to see how much they change
+            with what stands before (`semkv_rag.blend.sensitivity`). None where `context` is the head.
+    """
+
+    tokens: TokenArray
+    context: TokenArray
+    reference: TokenArray | None = None
+
+
 class Contexts:
     """The contexts of a run's chunks.
 
     Args:
         modes: from `context_modes`.
         head: from `head_tokens`.
+        passage: what stands before a chunk that has no neighbour, [tokens].
         longest: the most tokens of context and chunk together. Of a neighbour that is too long for it
             the last tokens are taken.
         similar: finds the similar chunks of mode `similar`; only asked for in that mode.
@@ -71,33 +109,37 @@ class Contexts:
         self,
         modes: Sequence[ContextMode],
         head: TokenArray,
+        passage: TokenArray,
         longest: int,
         similar: MostSimilar | None = None,
     ) -> None:
         self.head = head
+        self._passage = passage
         self._modes = modes
         self._longest = longest
         self._similar = similar
 
-    def variants(self, chunks: Sequence[TokenArray]) -> Iterator[tuple[TokenArray, TokenArray]]:
-        """Each variant of a document's chunks as (tokens, context), chunk by chunk, none twice."""
-        for number, tokens in enumerate(chunks):
+    def variants(self, chunks: Sequence[TokenArray]) -> Iterator[Variant]:
+        """Each variant of a document's chunks, chunk by chunk, none twice."""
+        for number in range(len(chunks)):
             given: set[bytes] = set()
             for mode in self._modes:
-                neighbour = self._neighbour(mode, chunks, number)
-                context = self.head if neighbour is None else self._behind(neighbour, tokens)
-                if context.tobytes() not in given:
-                    given.add(context.tobytes())
-                    yield tokens, context
+                variant = self._variant(mode, chunks, number)
+                if variant.context.tobytes() not in given:
+                    given.add(variant.context.tobytes())
+                    yield variant
 
-    def _neighbour(
-        self, mode: ContextMode, chunks: Sequence[TokenArray], number: int
-    ) -> TokenArray | None:
+    def _variant(self, mode: ContextMode, chunks: Sequence[TokenArray], number: int) -> Variant:
+        tokens = chunks[number]
+        neighbour: TokenArray | None = None
+        if mode == "head":
+            return Variant(tokens, self.head)
         if mode == "left":
-            return chunks[number - 1] if number else None
-        if mode == "similar" and self._similar is not None:
-            return self._similar.to(chunks[number])
-        return None
+            neighbour = chunks[number - 1] if number else None
+        elif self._similar is not None:
+            neighbour = self._similar.to(tokens)
+        context = self._behind(self._passage if neighbour is None else neighbour, tokens)
+        return Variant(tokens, context, self.head if len(context) > len(self.head) else None)
 
     def _behind(self, neighbour: TokenArray, tokens: TokenArray) -> TokenArray:
         room = max(0, self._longest - len(self.head) - len(tokens))

@@ -21,6 +21,7 @@ from semkv_rag.config import DEFAULT_NAMESPACE, check_namespace
 from semkv_rag.corpus.capture import CaptureItem, Capturer, CaptureResult
 from semkv_rag.corpus.context import (
     DEFAULT_CONTEXT,
+    PASSAGE,
     ContextMode,
     Contexts,
     context_modes,
@@ -78,7 +79,8 @@ def precompute(
             Empty: behind what the tokenizer puts before every prompt (BOS), else a neutral token.
         context: what stands to a chunk's left, each mode a variant of its own: `head`, `left` (the head
             and the chunk before it in its document) or `similar` (the head and the chunk most like it
-            among all that are given here). A chunk without such a neighbour stands behind the head.
+            among all that are given here). A chunk without such a neighbour stands behind the head and
+            an unrelated passage.
         sync: remove the sources of the given folders whose files are gone.
         max_bytes: documents whose chunks would make the store larger are left out, each with a failure
             that says so.
@@ -338,7 +340,9 @@ class _Run:
     ) -> Sequence[CaptureItem]:
         """All that a document consists of."""
         variants = contexts.variants(document.chunks(tokenizer))
-        chunks = [self._item("document", tokens, context) for tokens, context in variants]
+        chunks = [
+            self._item("document", one.tokens, one.context, one.reference) for one in variants
+        ]
         if not chunks or not tokenize(tokenizer, self._head).size:
             return chunks
         # The head belongs to every document behind it, and so goes with the last of them.
@@ -351,11 +355,18 @@ class _Run:
             similar = MostSimilar(corpus)
         # vLLM takes a prompt that leaves room for one token of an answer.
         longest = self._engine.max_model_len - 1
-        return Contexts(self._modes, head_tokens(tokenizer, self._head), longest, similar)
+        head, passage = head_tokens(tokenizer, self._head), tokenize(tokenizer, PASSAGE)
+        return Contexts(self._modes, head, passage, longest, similar)
 
-    def _item(self, kind: str, tokens: TokenArray, context: TokenArray) -> CaptureItem:
+    def _item(
+        self,
+        kind: str,
+        tokens: TokenArray,
+        context: TokenArray,
+        reference: TokenArray | None = None,
+    ) -> CaptureItem:
         id_ = chunk_id(self._model, self._namespace, context, tokens)
-        return CaptureItem(id_, self._namespace, kind, tokens, context)
+        return CaptureItem(id_, self._namespace, kind, tokens, context, reference)
 
     def _enter(self, document: _Document, items: Sequence[CaptureItem]) -> list[CaptureItem]:
         """Set a document on its way; returns its chunks that nobody has or is computing."""

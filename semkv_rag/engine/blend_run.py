@@ -35,7 +35,14 @@ import torch
 from torch import Tensor, nn
 from vllm.forward_context import get_forward_context
 
-from semkv_rag.blend import MOST_LOOKING, SELECTOR_TYPES, Candidates, first_half, pick
+from semkv_rag.blend import (
+    MOST_LOOKING,
+    SELECTOR_TYPES,
+    Candidates,
+    decoded,
+    first_half,
+    pick,
+)
 from semkv_rag.engine.eager import KVKnown
 from semkv_rag.engine.question_pass import Asking, QuestionPass, picked_ask, question_asks
 from semkv_rag.engine.row_cut import RowCut, copy_arguments
@@ -176,6 +183,7 @@ class BlendRun:
             loader=lambda: self._make_loader(self._spans),
             pieces=self._in_pieces,
             keep=keep,
+            weights=self._sensitivity() if self._selector.weighs_layers else None,
         )
         try:
             look.run()
@@ -183,6 +191,28 @@ class BlendRun:
             self.waited_ms += look.waited_ms
         self.computed_rows += look.rows * len(self._model.layers)
         return self._owner.total(look.attention), look.kept
+
+    def _sensitivity(self) -> Tensor | None:
+        """Of all candidates, [layers, candidates]; None where no chunk has it stored.
+
+        What a chunk without would have is taken to be the mean of the others', layer by layer.
+        """
+        spans = [span for span in self._spans if not span.exact]
+        layers, parts = len(self._model.layers), list[Tensor | None]()
+        for span in spans:
+            codes = self._sources[span.chunk_id].sensitivity()
+            rows = slice(span.src, span.src + span.length)
+            fits = codes is not None and len(codes) == layers
+            parts.append(decoded(codes[:, rows]) if codes is not None and fits else None)
+        known = [part for part in parts if part is not None]
+        if not known:
+            return None
+        mean = torch.cat(known, dim=1).mean(1, keepdim=True)
+        filled = [
+            mean.expand(layers, span.length) if part is None else part
+            for span, part in zip(spans, parts, strict=True)
+        ]
+        return torch.cat(filled, dim=1).to(self.positions.device)
 
     def _picked_up_front(self) -> Tensor:
         """The rows that are picked before any layer, where none is checked."""

@@ -10,16 +10,19 @@ for the disk; a prompt's, which nobody waits for, as soon as the model pauses.
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from threading import Lock
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
+from semkv_rag.blend import encoded, sensitivity_of
 from semkv_rag.engine.block_layout import BlockLayout
 from semkv_rag.engine.capture_memory import CaptureMemory
 from semkv_rag.engine.lull import Lull
@@ -34,6 +37,11 @@ logger = logging.getLogger(__name__)
 
 WRITERS = 2
 
+CaptureRole: TypeAlias = Literal["stored", "reference", "compared"]
+
+MOST_REFERENCES = 64
+"""V of so many references are kept at most; the request that would compare the oldest may be gone."""
+
 
 @dataclass(frozen=True)
 class CaptureTask:
@@ -45,6 +53,8 @@ class CaptureTask:
         tokens: the prompt: the chunk's context, then the chunk.
         context: how many of them are the context, which is not stored.
         block_ids: the prompt's blocks, from the one with the chunk's first token on.
+        role: `stored`; or `compared`: stored with how far its V are from those of the task with the
+            same ticket that came before, whose role is `reference` and which is not stored.
     """
 
     ticket: int
@@ -54,6 +64,7 @@ class CaptureTask:
     tokens: list[int]
     context: int
     block_ids: list[int]
+    role: CaptureRole = "stored"
 
 
 @dataclass(frozen=True)
@@ -108,6 +119,7 @@ class ChunkCapture:
     lull: Lull
     _memory: CaptureMemory = field(default_factory=CaptureMemory)
     _done: list[Captured] = field(default_factory=list)
+    _references: OrderedDict[int, Future[list[Tensor]]] = field(default_factory=OrderedDict)
     _lock: Lock = field(default_factory=Lock)
     _writers: ThreadPoolExecutor = field(
         default_factory=lambda: pool_beside_model(WRITERS, "semkv-write")
@@ -124,19 +136,28 @@ class ChunkCapture:
         """
         for task in tasks:
             if failed_blocks.intersection(task.block_ids):
+                if task.role == "reference":  # the chunk is then stored without a comparison
+                    continue
                 self._add(Captured(task.ticket, 0, "its tokens are computed once more"))
                 continue
             try:
                 copy = self._copy(task, model)
             except Exception as error:  # no memory, say: the request is answered all the same
                 logger.exception("A chunk's KV could not be copied")
+                if task.role == "reference":
+                    continue
                 self._add(Captured(task.ticket, 0, f"its KV could not be copied: {error!r}"))
                 continue
-            if task.kind == "prompt":
+            if task.role == "reference":
+                self._references[task.ticket] = self._writers.submit(self._values, copy)
+                while len(self._references) > MOST_REFERENCES:
+                    self._references.popitem(last=False)
+            elif task.kind == "prompt":
                 until = self.lull.hold(copy.size_bytes)
                 self._prompt_writer.submit(self._write_in_lull, copy, until)
             else:
-                self._writers.submit(self._write, copy)
+                reference = self._references.pop(task.ticket, None)
+                self._writers.submit(self._write, copy, reference)
 
     def _copy(self, task: CaptureTask, model: str) -> _Copy:
         blocks = torch.tensor(task.block_ids, device=self.paged.device)
@@ -154,8 +175,15 @@ class ChunkCapture:
         self.lull.wait(until, copy.size_bytes)
         self._write(copy)
 
+    @torch.inference_mode()
+    def _values(self, copy: _Copy) -> list[Tensor]:
+        """V by layer, each [tokens, kv_heads, head_dim]."""
+        if copy.made is not None:
+            copy.made.synchronize()
+        return [values.cpu().clone() for _, values in self._unpacked(copy)]
+
     @torch.inference_mode()  # as the copies were made; PyTorch forbids writing to them outside
-    def _write(self, copy: _Copy) -> None:
+    def _write(self, copy: _Copy, reference: Future[list[Tensor]] | None = None) -> None:
         task = copy.task
         try:
             if copy.made is not None:
@@ -174,7 +202,8 @@ class ChunkCapture:
                 world_size=self.world_size,
             )
             path = chunk_path(self.root, copy.model, task.namespace, task.chunk_id, self.rank)
-            self._add(Captured(task.ticket, write_chunk(path, header, layers)))
+            sensitive = None if reference is None else _compared(layers, reference)
+            self._add(Captured(task.ticket, write_chunk(path, header, layers, sensitive)))
         except (OSError, SemKVError) as error:
             self._add(Captured(task.ticket, 0, f"the chunk could not be written: {error}"))
         except Exception as error:  # whoever waits must be told
@@ -207,3 +236,16 @@ class ChunkCapture:
         """Finish the files under way."""
         self._writers.shutdown(wait=True)
         self._prompt_writer.shutdown(wait=True)
+
+
+def _compared(
+    layers: Sequence[tuple[Tensor, Tensor]], reference: Future[list[Tensor]]
+) -> Tensor | None:
+    """How far the V are from a reference's, [layers, tokens], as bytes; None where that failed."""
+    try:
+        others = reference.result()
+        pairs = zip(layers, others, strict=True)
+        return encoded(torch.stack([sensitivity_of(v.cpu(), other) for (_, v), other in pairs]))
+    except Exception:  # the chunk is as good without
+        logger.exception("A chunk's V could not be compared with those behind its head")
+        return None

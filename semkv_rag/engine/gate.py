@@ -60,6 +60,9 @@ class _MemorySource:
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         return self._layers[index]
 
+    def sensitivity(self) -> Tensor | None:
+        return None
+
 
 @torch.inference_mode()
 def run_gate(

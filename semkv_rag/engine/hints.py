@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING
 
 from semkv_rag.config import check_namespace
 from semkv_rag.corpus.capture import CaptureItem
-from semkv_rag.corpus.context import head_tokens
+from semkv_rag.corpus.context import PASSAGE, Contexts, head_tokens
 from semkv_rag.corpus.split import tokenize
 from semkv_rag.engine.catalogue import Catalogue
 from semkv_rag.errors import SemKVError, StoreError
+from semkv_rag.reuse.tokens import TokenArray
 from semkv_rag.store import ChunkKey, chunk_id
 from semkv_rag.store.beneath import open_file
 
@@ -131,12 +132,19 @@ class Hints:
             # A heading that many texts share does not make this one a stored one.
             if room and 2 * sum(span.length for span in spans) < len(tokens):
                 room -= 1
-                context = head_tokens(self._capturer.tokenizer)
-                model = self._capturer.fingerprint
-                id_ = chunk_id(model, hint.namespace, context, tokens)
-                item = CaptureItem(id_, hint.namespace, "document", tokens, context)
+                item = self._item(hint.namespace, tokens)
+                id_ = item.id
                 if all(other.id != id_ for other in self._unstored):
                     self._unstored.append(item)
+
+    def _item(self, namespace: str, tokens: TokenArray) -> CaptureItem:
+        """A text to be stored: nobody knows its document, so it stands behind an unrelated passage."""
+        capturer = self._capturer
+        head, passage = head_tokens(capturer.tokenizer), tokenize(capturer.tokenizer, PASSAGE)
+        contexts = Contexts(("left",), head, passage, capturer.max_model_len - 1)
+        (one,) = contexts.variants([tokens])
+        id_ = chunk_id(capturer.fingerprint, namespace, one.context, tokens)
+        return CaptureItem(id_, namespace, "document", tokens, one.context, one.reference)
 
     def _read_ahead(self, namespace: str, ids: set[str]) -> None:
         if not ids or not hasattr(os, "posix_fadvise"):

@@ -23,6 +23,7 @@ from semkv_rag.engine.launch import kv_bytes_per_token
 from semkv_rag.engine.reporting import CAPTURE_PREFIX, ReportingLLM
 from semkv_rag.engine.transfer import CAPTURE_KEY, PARAMS_KEY
 from semkv_rag.errors import EngineError, OptionError
+from semkv_rag.reuse.tokens import TokenArray
 from semkv_rag.store import KVStore
 
 PASSING_POLL_SECONDS = 0.05
@@ -128,7 +129,25 @@ class LLMCapturer:
             self._tickets.drop(ticket)
 
     def _start(self, item: CaptureItem, ticket: int) -> Future[None]:
-        wishes = {"namespace": item.namespace, CAPTURE_KEY: _about(item, ticket)}
+        return self.submit(self._prefill(item, ticket))
+
+    async def _prefill(self, item: CaptureItem, ticket: int) -> None:
+        """Have the chunk computed; before it, where it has a reference, behind that context."""
+        if item.reference is None:
+            await self._run(item, item.context, _about(item, ticket))
+            return
+        about = {**_about(item, ticket), "context": len(item.reference), "role": "reference"}
+        await self._run(item, item.reference, about)
+        await self._run(item, item.context, {**_about(item, ticket), "role": "compared"})
+
+    async def _run(self, item: CaptureItem, context: TokenArray, about: dict[str, Any]) -> None:
+        """One prefill, of which is captured what the engine is told.
+
+        Raises:
+            EngineError: vLLM's engine stopped.
+            OptionError: vLLM does not take the prompt.
+        """
+        wishes = {"namespace": item.namespace, CAPTURE_KEY: about}
         params = SamplingParams(
             max_tokens=1,
             temperature=0,
@@ -136,10 +155,7 @@ class LLMCapturer:
             output_kind=RequestOutputKind.FINAL_ONLY,
             extra_args={"kv_transfer_params": {PARAMS_KEY: wishes}},
         )
-        prompt = [*item.context.tolist(), *item.tokens.tolist()]
-        return self.submit(self._prefill(prompt, params))
-
-    async def _prefill(self, prompt: list[int], params: SamplingParams) -> None:
+        prompt = [*context.tolist(), *item.tokens.tolist()]
         request_id = f"{CAPTURE_PREFIX}{next(self._ids)}"
         try:
             async for _ in self._llm.generate({"prompt_token_ids": prompt}, params, request_id):

@@ -439,6 +439,7 @@ class RequestPlanner:
             tokens=tracked.tokens().tolist(),
             context=context,
             block_ids=blocks[context // self._block_size : end],
+            role=capture.get("role", "stored"),
         )
 
     def _block_ids(self, request_id: str) -> list[int]:

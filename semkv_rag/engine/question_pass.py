@@ -115,6 +115,7 @@ class QuestionPass:
         loader: makes a loader of the spans' KV.
         pieces: cuts rows that are too many for one launch.
         keep: the layer whose stored KV is asked for afterwards, or None.
+        weights: [layers, candidates], float32: what attention counts by layer; None: the same in all.
 
     Attributes:
         attention: [candidates], float32: from this rank's heads, the mean over all layers but the first,
@@ -135,7 +136,9 @@ class QuestionPass:
         loader: Callable[[], SpanLoader],
         pieces: Callable[[Tensor], list[Tensor]],
         keep: int | None = None,
+        weights: Tensor | None = None,
     ) -> None:
+        self._weights = weights
         self._model, self._asking, self._covered = model, asking, covered
         self._blocks, self._spans, self._make_loader = blocks, spans, loader
         self._keep = keep
@@ -245,7 +248,10 @@ class QuestionPass:
                         scale=impl.scale,
                         softcap=getattr(impl, "logits_soft_cap", None) or 0.0,
                     )
-                    self.attention += weights[self._asking.columns] / last
+                    found = weights[self._asking.columns] / last
+                    self.attention += (
+                        found if self._weights is None else found * self._weights[index]
+                    )
                 if index == last:
                     raise _Asked
                 return forward(layer, query, *args, **kwargs)

@@ -32,6 +32,13 @@ class KVSource(Protocol):
             ChunkFileError: they cannot be read or are not what was written.
         """
 
+    def sensitivity(self) -> Tensor | None:
+        """How much each token depends on what stands before it, [layers, tokens], uint8, or None.
+
+        Raises:
+            ChunkFileError: as above.
+        """
+
 
 class SpanLoader:
     """Brings the KV of one request's spans; `layer` is asked for in ascending order.

@@ -18,8 +18,6 @@ NEAR = 8
 """So many tokens may stand between a neighbour and the chunk, or be missing: what a template writes
 between two chunks, and what a tokenizer merges with it."""
 
-_OWN_SINK = 1 << 62
-
 
 class Rank(NamedTuple):
     """How well a context fits; of two, the lower is the better.
@@ -27,8 +25,8 @@ class Rank(NamedTuple):
     Attributes:
         inexact: whether the prompt has something else to the chunk's left.
         fitting: `fitting` tokens, below 0.
-        length: of the context, whose other tokens are foreign to the prompt; the most where there is
-            none, since the chunk's first token then was its own attention sink.
+        length: of the context, below 0: a chunk that has only ever seen a short head is a stranger behind
+            other text, more so than one that has seen some other text (benchmarks/quality_real).
     """
 
     inexact: bool
@@ -37,7 +35,7 @@ class Rank(NamedTuple):
 
 
 def rank(context: TokenArray, prompt: Tokens, at: int) -> Rank:
-    """How a chunk's context fits a place: exact before all, then by tokens that fit, then the shorter.
+    """How a chunk's context fits a place: exact before all, then by tokens that fit, then the longer.
 
     Args:
         context: what the chunk was computed behind, [context tokens].
@@ -45,7 +43,7 @@ def rank(context: TokenArray, prompt: Tokens, at: int) -> Rank:
         at: where the chunk's first token stands in the prompt; below 0 when its start is cut off.
     """
     count = fitting(context, prompt, at)
-    return Rank(not count == at == len(context), -count, len(context) or _OWN_SINK)
+    return Rank(not count == at == len(context), -count, -len(context))
 
 
 def fitting(context: TokenArray, prompt: Tokens, at: int) -> int:

@@ -19,6 +19,7 @@ from semkv_rag.store.finite import is_finite, raw_bytes
 from semkv_rag.store.header import (
     FORMAT,
     MAX_TOKENS,
+    SENSITIVITY,
     ChunkHeader,
     check_entries,
     fault_of,
@@ -30,7 +31,10 @@ from semkv_rag.store.tensor_file import TensorEntry, TensorFile, dtype_name, wri
 
 
 def write_chunk(
-    path: str | os.PathLike[str], header: ChunkHeader, layers: Sequence[tuple[Tensor, Tensor]]
+    path: str | os.PathLike[str],
+    header: ChunkHeader,
+    layers: Sequence[tuple[Tensor, Tensor]],
+    sensitivity: Tensor | None = None,
 ) -> int:
     """Write a chunk file so that it is there whole or not at all; its size in bytes.
 
@@ -38,12 +42,15 @@ def write_chunk(
         path: where it goes, as `KVStore.path` says; a file there is replaced.
         header: what the file says of itself.
         layers: K and V of every layer, each `[tokens, kv_heads, head_dim]`.
+        sensitivity: `[layers, tokens]`, uint8, as `semkv_rag.blend.encoded` makes them, or None.
 
     Raises:
         StoreError: header and tensors do not fit each other, or a tensor holds NaN or infinity.
         OSError: the file could not be written (disk full); nothing of it is left.
     """
-    return write_tensors(Path(path), FORMAT, metadata_of(header), _tensors(header, layers))
+    return write_tensors(
+        Path(path), FORMAT, metadata_of(header), _tensors(header, layers, sensitivity)
+    )
 
 
 class ChunkFile(TensorFile):
@@ -114,6 +121,16 @@ class ChunkFile(TensorFile):
         key, value = layer_names(index)
         return self._tensor(key), self._tensor(value)
 
+    def sensitivity(self) -> Tensor | None:
+        """How much each token depends on what stands before it, `[layers, tokens]`, uint8.
+
+        As `semkv_rag.blend.decoded` reads it; None where it was not measured, as in files of format 1.
+
+        Raises:
+            ChunkFileError: the bytes are not those that were written.
+        """
+        return self._tensor(SENSITIVITY) if SENSITIVITY in self._entries else None
+
     def _check_entries(
         self, metadata: Mapping[str, str], entries: Mapping[str, TensorEntry]
     ) -> None:
@@ -138,7 +155,9 @@ class ChunkFile(TensorFile):
         return token_array(self._tensor(name).numpy())
 
 
-def _tensors(header: ChunkHeader, layers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+def _tensors(
+    header: ChunkHeader, layers: Sequence[tuple[Tensor, Tensor]], sensitivity: Tensor | None
+) -> dict[str, Tensor]:
     """All tensors of a file by name, in file order, checked against the header."""
     if fault := fault_of(header):
         raise StoreError(f"chunk {header.id[:16]} cannot be stored: {fault}")
@@ -162,4 +181,12 @@ def _tensors(header: ChunkHeader, layers: Sequence[tuple[Tensor, Tensor]]) -> di
             tensors[name] = stored = tensor.detach().cpu().contiguous()
             if not is_finite(stored, raw_bytes(stored)):
                 raise StoreError(f"chunk {header.id[:16]}: {name} holds NaN or infinity")
+    if sensitivity is not None:
+        shape = [header.layers, len(header.tokens)]
+        if sensitivity.dtype is not torch.uint8 or list(sensitivity.shape) != shape:
+            raise StoreError(
+                f"chunk {header.id[:16]}: its sensitivity is {list(sensitivity.shape)}"
+                f" {sensitivity.dtype}, not {shape} uint8"
+            )
+        tensors[SENSITIVITY] = sensitivity.detach().cpu().contiguous()
     return tensors

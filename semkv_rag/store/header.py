@@ -20,9 +20,11 @@ from semkv_rag.errors import ChunkFileError
 from semkv_rag.reuse.tokens import TokenArray, token_array
 from semkv_rag.store.tensor_file import FileFormat, TensorEntry, dtype_name
 
-FORMAT: Final = FileFormat("semkv.chunk", 1, "chunk file", ChunkFileError)
+FORMAT: Final = FileFormat("semkv.chunk", 2, "chunk file", ChunkFileError)
 KINDS: Final = ("document", "head", "prompt")
 TOKEN_TENSORS: Final = ("tokens", "context")
+SENSITIVITY: Final = "sensitivity"
+"""The tensor that a chunk may have besides: `semkv_rag.blend.sensitivity`."""
 MAX_RANKS: Final = 1024
 MAX_TOKENS: Final = 1 << 24
 """Of a chunk, and of its context: they are read whole when its file is opened."""
@@ -168,8 +170,9 @@ def check_entries(metadata: Mapping[str, str], entries: Mapping[str, TensorEntry
     """
     layers = int(metadata["layers"])
     # Counted first: a forged number of layers must not become a list of names.
-    names = range(layers) if len(entries) == 2 * layers + len(TOKEN_TENSORS) else ()
-    expected = {name for layer in names for name in layer_names(layer)} | {*TOKEN_TENSORS}
+    others = {*TOKEN_TENSORS, *(name for name in (SENSITIVITY,) if name in entries)}
+    names = range(layers) if len(entries) == 2 * layers + len(others) else ()
+    expected = {name for layer in names for name in layer_names(layer)} | others
     if entries.keys() != expected or layers < 1:
         raise ChunkFileError(f"its tensors are not those of {layers} layers")
     tokens = entries["tokens"].shape[:1]
@@ -177,6 +180,8 @@ def check_entries(metadata: Mapping[str, str], entries: Mapping[str, TensorEntry
         if name in TOKEN_TENSORS:
             fits = entry.dtype is torch.int32 and len(entry.shape) == 1
             fits = fits and entry.shape[0] <= MAX_TOKENS
+        elif name == SENSITIVITY:
+            fits = entry.dtype is torch.uint8 and entry.shape == (layers, *tokens)
         else:
             fits = len(entry.shape) == 3 and entry.shape[:1] == tokens
             fits = fits and entry.dtype is not torch.int32

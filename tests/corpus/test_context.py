@@ -1,5 +1,6 @@
 """What stands to the left of a chunk while it is computed, and what a changed neighbour changes."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -21,14 +22,21 @@ BOTH = ("head", "left")
 
 
 def run(engine: MadeUpEngine, *paths: Path, **options: object) -> PrecomputeResult:
-    return precompute(engine, paths, **{"chunk_tokens": 8, **options})  # type: ignore[arg-type]
+    return precompute(engine, paths, **{"chunk_tokens": 8, "context": ("head",), **options})  # type: ignore[arg-type]
 
 
 def variants(engine: MadeUpEngine) -> set[tuple[str, str]]:
-    """The captured document chunks as (context, chunk), without the head's first token."""
+    """The captured document chunks as (context, chunk), without the head's first token.
+
+    None of the built-in passage's words is known to this tokenizer.
+    """
     decode = engine.tokenizer.decode
+    passage = re.compile(r"<unk>( <unk>)*")
     return {
-        (decode(item.context).removeprefix("<s>").strip(), decode(item.tokens))
+        (
+            passage.sub("passage", decode(item.context).removeprefix("<s>").strip()),
+            decode(item.tokens),
+        )
         for item in engine.captured
         if item.kind == "document"
     }
@@ -52,10 +60,10 @@ def test_modes_are_named_once_and_in_one_order() -> None:
 def test_a_left_neighbour_stands_behind_the_head(docs: Path, engine: MadeUpEngine) -> None:
     result = run(engine, docs, head="w9", context=("left",))
     assert variants(engine) == {
-        ("w9", sentence(1)),  # the first of a document has no neighbour
+        ("w9 passage", sentence(1)),  # the first of a document has no neighbour
         (f"w9 {sentence(1)}", sentence(0)),
         (f"w9 {sentence(0)}", sentence(2)),
-        ("w9", sentence(3)),
+        ("w9 passage", sentence(3)),
         (f"w9 {sentence(3)}", sentence(0)),
         (f"w9 {sentence(0)}", sentence(4)),
     }
@@ -63,12 +71,12 @@ def test_a_left_neighbour_stands_behind_the_head(docs: Path, engine: MadeUpEngin
 
 
 def test_variants_stand_side_by_side(docs: Path, engine: MadeUpEngine, store: KVStore) -> None:
-    assert run(engine, docs, context=BOTH).chunks_captured == 9
-    assert len({item.id for item in engine.captured}) == 9
+    assert run(engine, docs, context=BOTH).chunks_captured == 11
+    assert len({item.id for item in engine.captured}) == 11
     assert listed(store) == stored(store) == {item.id for item in engine.captured}
     source = store.source(FINGERPRINT, "default", "docs/a.txt")
     assert source is not None
-    assert len(source.chunk_ids) == 5, "the first chunk is not stored twice"
+    assert len(source.chunk_ids) == 6
     assert store.verify().ok
     assert run(engine, docs, context=BOTH[::-1]).unchanged == 2, "their order says nothing"
 
@@ -76,7 +84,7 @@ def test_variants_stand_side_by_side(docs: Path, engine: MadeUpEngine, store: KV
 def test_a_mode_more_or_less_is_a_change(docs: Path, engine: MadeUpEngine, store: KVStore) -> None:
     run(engine, docs)
     result = run(engine, docs, context=BOTH)
-    assert (result.changed, result.chunks_captured) == (2, 4), "the head variants were there"
+    assert (result.changed, result.chunks_captured) == (2, 6), "the head variants were there"
     result = run(engine, docs)
     assert (result.changed, result.chunks_captured) == (2, 0)
     assert len(stored(store)) == 5, "the left variants are gone"
@@ -98,13 +106,24 @@ def test_a_changed_neighbour_makes_the_chunk_behind_it_a_new_one(
     assert listed(store) == stored(store)
     (docs / "a.txt").unlink()
     assert run(engine, docs, context=BOTH, sync=True).removed == 1
-    assert len(stored(store)) == 5
+    assert len(stored(store)) == 6
     assert store.verify().ok
 
 
 def test_texts_stand_behind_the_text_before(engine: MadeUpEngine) -> None:
     precompute_texts(engine, [("one", ["w1", " ", "w2"]), ("two", ["w3"])], context=("left",))
-    assert variants(engine) == {("", "w1"), ("w1", "w2"), ("", "w3")}
+    assert variants(engine) == {("passage", "w1"), ("w1", "w2"), ("passage", "w3")}
+
+
+def test_all_but_the_heads_variants_are_compared_with_it(docs: Path, engine: MadeUpEngine) -> None:
+    run(engine, docs, head="w9", context=BOTH)
+    chunks = [item for item in engine.captured if item.kind == "document"]
+    head = engine.tokenizer.encode("w9")
+    assert {item.reference is None for item in chunks} == {True, False}
+    for item in chunks:
+        behind_head = item.context.tolist() == head
+        assert (item.reference is None) == behind_head
+        assert item.reference is None or item.reference.tolist() == head
 
 
 def test_evicted_variants_are_computed_again(
@@ -127,8 +146,8 @@ def test_a_killed_run_is_gone_on_with(tmp_path: Path, chunks: int) -> None:
     precompute_until_killed(tmp_path / "store", folder, chunks, BOTH)
     with KVStore(tmp_path / "store") as store:
         engine = MadeUpEngine(store)
-        assert run(engine, folder, context=BOTH).chunks_captured == 66 - chunks
-        assert len(stored(store)) == 66
+        assert run(engine, folder, context=BOTH).chunks_captured == 72 - chunks
+        assert len(stored(store)) == 72
         assert store.verify().ok
 
 
@@ -207,7 +226,7 @@ def test_no_chunk_stands_at_the_prompts_start(docs: Path, store: KVStore) -> Non
     run(engine, docs, context=BOTH)
     (neutral,) = {item.context[0] for item in engine.captured}
     assert engine.tokenizer.decode(neutral) == ".", "this tokenizer has no token for a new line"
-    assert {len(item.context) for item in engine.captured} == {1, 9}
+    assert {len(item.context) for item in engine.captured} == {1, 9, 55}
 
 
 def test_what_a_prompt_starts_with_stands_there_alone() -> None:

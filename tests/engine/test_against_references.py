@@ -21,6 +21,7 @@ from workbench.engines import Engines
 from workbench.inside import blends_of_steps, picked_levels, picked_positions
 
 HEAD = random_tokens(900, 21)
+OTHER = random_tokens(899, 30)
 
 
 @dataclass
@@ -45,10 +46,13 @@ def pair(
     folder = tiny_model(arch)
     with engines.own(folder, max_num_batched_tokens=batch_tokens) as engine:
         tokens = [random_tokens(seed, 50 + 7 * seed) for seed in range(5)]
-        chunks = store_chunks(engine, tokens[:4], namespace="default")
+        chunks = store_chunks(engine, tokens[:3], namespace="default", reference=OTHER)
+        chunks += store_chunks(engine, tokens[3:4], namespace="default")
         chunks += store_chunks(engine, tokens[4:], namespace="default", context=HEAD)
         reference = ReferenceModel(folder)
         stored = {chunk.id: reference.stored(chunk.context, chunk.tokens) for chunk in chunks}
+        for chunk in chunks[:3]:
+            stored[chunk.id] = reference.compared(chunk.context, chunk.tokens, OTHER)
         yield Pair(engine, reference, chunks, stored)
 
 
@@ -147,7 +151,9 @@ LOOKING: list[dict[str, object]] = [
     {"selector": "kv_deviation_gradual", "ratio": 0.8},
     {"selector": "kv_deviation_published", "ratio": 0.15},
     {"selector": "k_deviation_published", "ratio": 0.15},
+    {"selector": "sensitivity_attention", "ratio": 0.15},
     {"selector": "query_attention", "ratio": 0.15},
+    {"selector": "sensitivity_attention", "ratio": 0.4, "question_tokens": 30},
     {"selector": "query_attention", "ratio": 0.5, "question_tokens": 30},
     {"selector": "query_attention", "ratio": 0.05, "question_tokens": 3},
     {"selector": "two_hop_attention", "ratio": 0.15},

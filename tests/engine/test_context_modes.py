@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+import torch
+
+from semkv_rag.blend import decoded
 from semkv_rag.corpus import ContextMode, head_tokens, precompute_texts
 from semkv_rag.engine import Engine
 from semkv_rag.reuse import token_array
-from semkv_rag.store import chunk_id
+from semkv_rag.store import ChunkFile, chunk_id
 from workbench.answers import assert_same, blended, plain
-from workbench.chunks import Tokens, random_tokens
+from workbench.chunks import Tokens, random_tokens, store_chunks
 
 HEAD = random_tokens(800, 40)
 A, B, C = (random_tokens(seed, 70) for seed in (801, 802, 803))
@@ -45,16 +49,45 @@ def test_neighbours_behind_the_head_are_exact(engine: Engine, namespace: str) ->
     assert_same(answer, plain(engine, prompt))
 
 
+@pytest.mark.parametrize("modes", [["head", "left"], ["left"]], ids=str)
+def test_what_changes_with_the_neighbour_is_stored(
+    engine: Engine, namespace: str, modes: list[ContextMode]
+) -> None:
+    store(engine, namespace, [A, B], modes, HEAD)
+    assert engine.store is not None
+
+    def open_variant(context: Tokens, tokens: Tokens) -> ChunkFile:
+        id_ = variant(engine, namespace, context, tokens)
+        assert engine.store is not None
+        path = engine.store.path(engine.fingerprint, namespace, id_)
+        return ChunkFile(path, model=engine.fingerprint, chunk_id=id_)
+
+    if "head" in modes:
+        with open_variant(HEAD, B) as behind_head:
+            assert behind_head.sensitivity() is None
+    else:
+        (one,) = store_chunks(engine, [B], namespace=namespace, context=HEAD)
+        assert one.id == variant(engine, namespace, HEAD, B)
+    with open_variant(HEAD, B) as alone, open_variant(HEAD + A, B) as behind:
+        layers = range(behind.header.layers)
+        pairs = [(behind.layer(layer)[1], alone.layer(layer)[1]) for layer in layers]
+        expected = torch.stack([(a.float() - b.float()).norm(dim=(1, 2)) for a, b in pairs])
+        codes = behind.sensitivity()
+    assert codes is not None
+    assert expected[0].max() < 1e-5 < expected[1].min(), "the first layer sees no neighbour"
+    torch.testing.assert_close(decoded(codes[1:]), expected[1:], rtol=0.05, atol=0)
+
+
 def test_the_variant_is_taken_whose_neighbour_stands_there(engine: Engine, namespace: str) -> None:
     store(engine, namespace, [A, B, C], ["head", "left"], HEAD)
     behind_head = variant(engine, namespace, HEAD, C)
     behind_left = variant(engine, namespace, HEAD + B, C)
     between = QUESTION[:3]
     for before, taken in (
-        (A, behind_head),
+        (HEAD, behind_head),
         (B, behind_left),
         (B + between, behind_left),
-        (A + between, behind_head),
+        (A + between, behind_left),  # it has seen a neighbour, if not this one
     ):
         report = blended(engine, QUESTION + before + C + QUESTION, namespace=namespace).report
         assert {behind_head, behind_left} & set(report.chunk_ids) == {taken}

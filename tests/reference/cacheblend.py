@@ -16,7 +16,8 @@ Three more selectors are the same with a change. `kv_deviation_gradual`: above t
 picked are compared again at each layer, and fewer of them go on to the next. `kv_deviation_published`:
 the check layer too keeps fresh K and V of picked tokens only. `k_deviation_published`: likewise, and
 only K is compared. Those that look at the question score what it attends to (`asked`), each token with
-its neighbours, or the product of that with the deviation. `deviation_weighted_attention` takes the
+its neighbours, or the product of that with the deviation. `sensitivity_attention` has no neighbours: in
+each layer the attention counts as much as the token's stored sensitivity says. `deviation_weighted_attention` takes the
 deviation's root there, plus four times the mean root. `two_hop_attention` picks half of its tokens as
 `query_attention`, and the other half by what the first half attends to.
 
@@ -88,7 +89,9 @@ class ReferenceModel(StoringModel):
         selector = plan.options.selector
         asked = None
         if picked is None and plan.question is not None:
-            asked = with_neighbours(self.asked(prompt, plan, stored), plan)
+            asked = self.asked(prompt, plan, stored)
+            if selector != "sensitivity_attention":
+                asked = with_neighbours(asked, plan)
         if picked is None:
             picked = _picked_up_front(plan, inexact, asked)
         if selector == "two_hop_attention" and asked is not None:
@@ -131,7 +134,7 @@ class ReferenceModel(StoringModel):
 
         The question is run over the stored KV of all spans. Its weights are shared out among the
         tokens that can be picked and its own; the mean over its tokens, heads and layers is taken,
-        without the first layer.
+        without the first layer. For `sensitivity_attention` each layer's is times the sensitivity there.
         """
         question = plan.question
         assert question is not None
@@ -151,7 +154,10 @@ class ReferenceModel(StoringModel):
         weights[..., ~(inexact[: len(tokens)] | own)] = 0
         weights /= weights.sum(-1, keepdim=True)
         asked = torch.full((len(prompt),), torch.nan)
-        asked[inexact[: len(prompt)]] = weights[1:].mean((0, 1, 2))[inexact[: len(tokens)]]
+        by_layer = weights.mean((1, 2))[:, inexact[: len(tokens)]]
+        if plan.options.selector == "sensitivity_attention":
+            by_layer = by_layer * sensitivity_of(plan, stored)
+        asked[inexact[: len(prompt)]] = by_layer[1:].mean(0)
         return asked
 
     def found(
@@ -188,6 +194,28 @@ class ReferenceModel(StoringModel):
                 keys[span.dst : span.end] = moved_keys[source]
                 values[span.dst : span.end] = moved_values[source]
         return layers
+
+
+def sensitivity_of(plan: ReusePlan, stored: Mapping[str, StoredKV]) -> Tensor | float:
+    """Of the tokens that can be picked, [layers, tokens]; the known ones' mean where it is not known."""
+    spans = [span for span in plan.spans if not span.exact]
+    given = [stored[span.chunk_id].sensitivity for span in spans]
+    parts = [
+        one[:, span.src : span.src + span.length]
+        for span, one in zip(spans, given, strict=True)
+        if one is not None
+    ]
+    if not parts:
+        return 1.0
+    mean = torch.cat(parts, 1).mean(1)[:, None]
+    rest = iter(parts)
+    return torch.cat(
+        [
+            mean.expand(-1, span.length) if one is None else next(rest)
+            for span, one in zip(spans, given, strict=True)
+        ],
+        1,
+    )
 
 
 def masks(plan: ReusePlan, length: int) -> tuple[Tensor, Tensor]:
@@ -236,7 +264,7 @@ def _picked_up_front(plan: ReusePlan, inexact: Tensor, asked: Tensor | None) -> 
         )
         count = round(options.ratio * len(ranked))
         return _mask([position for _, position in ranked[:count]], inexact)
-    if options.selector in ("query_attention", "two_hop_attention"):
+    if options.selector in ("query_attention", "two_hop_attention", "sensitivity_attention"):
         if asked is None:
             return torch.zeros_like(inexact)
         return highest(asked, inexact, round(options.ratio * plan.reused_tokens))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,12 +26,14 @@ class StoredKV(Sequence[LayerKV]):
         layers: per layer, the chunk tokens' K and V.
         layer_inputs: per layer, what went into it for context and chunk, [1, tokens, hidden]. Keys
             at other positions are computed from it.
+        sensitivity: how far V are from those behind another context, [layers, tokens], or None.
     """
 
     context: tuple[int, ...]
     tokens: tuple[int, ...]
     layers: tuple[LayerKV, ...]
     layer_inputs: tuple[Tensor, ...]
+    sensitivity: Tensor | None = None
 
     def __getitem__(self, layer: Any) -> Any:
         return self.layers[layer]
@@ -42,6 +44,19 @@ class StoredKV(Sequence[LayerKV]):
 
 class StoringModel(PlainModel):
     """A model whose KV of chunks can be taken and moved."""
+
+    def compared(
+        self, context: Sequence[int], tokens: Sequence[int], reference: Sequence[int]
+    ) -> StoredKV:
+        """The KV of `tokens` behind `context`, and how far V are from those behind `reference`.
+
+        As a file holds it: a factor of two is eight steps.
+        """
+        stored, other = self.stored(context, tokens), self.stored(reference, tokens)
+        pairs = zip(stored.layers, other.layers, strict=True)
+        far = torch.stack([(a - b).norm(dim=(1, 2)) for (_, a), (_, b) in pairs])
+        steps = torch.round(8 * torch.log2(far))
+        return replace(stored, sensitivity=torch.where(far > 0, 2.0 ** (steps / 8), 0.0))
 
     def stored(self, context: Sequence[int], tokens: Sequence[int]) -> StoredKV:
         """The KV of `tokens` as computed behind `context`."""

@@ -51,7 +51,7 @@ def test_ranks() -> None:
         return rank(token_array(context), prompt, at)
 
     assert of(HEAD, 20) < of(HEAD[5:], 20), "exact before all"
-    assert of(HEAD + A[:20], 60) > of(HEAD, 60), "neither is there: the shorter"
+    assert of(HEAD + A[:20], 60) < of(HEAD, 60), "neither is there: the longer"
     assert of([], 60) > of(HEAD, 60), "its own attention sink"
     assert of([], 0)[0] is False
     assert of([], -3)[0] is True, "its start is cut off"

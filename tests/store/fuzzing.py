@@ -76,7 +76,7 @@ _PIECES = [
     b"\\ud800", b"\\u0000", b"\xff", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"\0", b'"', b",", b":",
     b"{", b"}", b"[", b"]", b"{}", b"[]", b'""', b"9", b"0", b"9" * 5000, b"[" * 5000, b'{"":' * 5000,
     b'"__metadata__":{},', b'"__metadata__":null,', b'"__metadata__":[],', b'"tokens":0,', b" " * 5000,
-    b'"xxh3":"",', b'"format_version":"2",', b'"' + b"a" * 50_000 + b'":', b"[]," * 50_000,
+    b'"xxh3":"",', b'"format_version":"3",', b'"' + b"a" * 50_000 + b'":', b"[]," * 50_000,
 ]  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def sound_files(folder: Path) -> list[Sound]:
     dtypes = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8"]
     for number, dtype in enumerate(dtypes):
         header = made.header(number, dtype=dtype, context=number % 4, layers=1 + number % 3)
-        write_chunk(path, header, made.layers(header, number))
+        write_chunk(path, header, made.layers(header, number), made.sensitivity(header, number))
         files.append(_sound(ChunkFile, path))
     for number, dtype in enumerate(dtypes[:3]):
         state = torch.rand(5, 8, generator=torch.Generator().manual_seed(number)) - 0.5

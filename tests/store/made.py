@@ -56,6 +56,13 @@ def layers(made: ChunkHeader, seed: int = 0) -> Layers:
     return [(tensor(), tensor()) for _ in range(made.layers)]
 
 
+def sensitivity(made: ChunkHeader, seed: int = 0) -> torch.Tensor:
+    """Bytes that fit a header, [layers, tokens]."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (made.layers, len(made.tokens))
+    return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+
+
 def write(store: KVStore, made: ChunkHeader) -> ChunkKey:
     """Write a chunk's file, not its row."""
     path = store.path(made.model, made.namespace, made.id, made.rank)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from semkv_rag.errors import ChunkFileError, StoreError
-from semkv_rag.store import ChunkFile, ChunkHeader, chunk_id, write_chunk
+from semkv_rag.store import ChunkFile, ChunkHeader, chunk_file, chunk_id, write_chunk
+from semkv_rag.store.header import FORMAT
 from tests.store import made
 
 DTYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8"]
@@ -47,6 +49,39 @@ def test_what_is_written_is_read(tmp_path: Path, dtype: str, context: int) -> No
         for tensor, expected in zip(pair, original, strict=True):
             assert tensor.dtype == expected.dtype
             assert torch.equal(bits(tensor), bits(expected))
+
+
+def test_sensitivity_goes_with_it_or_not(tmp_path: Path) -> None:
+    header, path = made.header(1), tmp_path / "chunk.safetensors"
+    write_chunk(path, header, made.layers(header))
+    with ChunkFile(path, model=made.MODEL) as file:
+        assert file.sensitivity() is None
+    given = made.sensitivity(header)
+    write_chunk(path, header, made.layers(header), given)
+    with ChunkFile(path, model=made.MODEL) as file:
+        read = file.sensitivity()
+        file.verify()
+        assert torch.equal(bits(file.layer(1)[1]), bits(made.layers(header)[1][1]))
+    assert read is not None and torch.equal(read, given)
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(2, 15), torch.zeros(3, 16), torch.zeros(2, 16)])
+def test_a_sensitivity_that_does_not_fit_is_refused(tmp_path: Path, wrong: torch.Tensor) -> None:
+    header = made.header(1)
+    given = wrong if wrong.shape == (2, 16) else wrong.to(torch.uint8)
+    with pytest.raises(StoreError, match="sensitivity"):
+        write_chunk(tmp_path / "chunk.safetensors", header, made.layers(header), given)
+
+
+def test_a_file_of_format_1_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header, path = made.header(1), tmp_path / "chunk.safetensors"
+    with monkeypatch.context() as older:
+        older.setattr(chunk_file, "FORMAT", replace(FORMAT, version=1))
+        write_chunk(path, header, made.layers(header))
+    assert b'"format_version":"1"' in path.read_bytes()
+    with ChunkFile(path, model=made.MODEL) as file:
+        file.verify()
+        assert file.sensitivity() is None
 
 
 def test_is_a_safetensors_file_layer_by_layer(tmp_path: Path) -> None:

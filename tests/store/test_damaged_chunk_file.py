@@ -23,7 +23,7 @@ HEADER = made.header(1, tokens=8)
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "chunk.safetensors"
-    write_chunk(path, HEADER, made.layers(HEADER))
+    write_chunk(path, HEADER, made.layers(HEADER), made.sensitivity(HEADER))
     return path
 
 
@@ -180,7 +180,7 @@ def test_a_forged_header(
 
 
 def test_a_newer_format_is_told_apart(path: Path) -> None:
-    forge(path, _set("format_version", "2"))
+    forge(path, _set("format_version", "3"))
     with pytest.raises(StoreVersionError, match="newer"):
         read_all(path)
 

@@ -23,7 +23,7 @@ LONG = "a" * 100_000
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "chunk.safetensors"
-    write_chunk(path, HEADER, made.layers(HEADER))
+    write_chunk(path, HEADER, made.layers(HEADER), made.sensitivity(HEADER))
     return path
 
 

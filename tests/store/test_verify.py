@@ -87,7 +87,7 @@ def test_files_of_a_newer_version_are_left_alone(
     store: KVStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as newer:
-        newer.setattr(chunk_file, "FORMAT", replace(header.FORMAT, version=2))
+        newer.setattr(chunk_file, "FORMAT", replace(header.FORMAT, version=3))
         key = made.write(store, made.header(1))
     report = store.verify(repair=True)
     assert "newer" in report.notices[0].text

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from langchain_semkv.base import SemKVModel
 from langchain_semkv.precompute import as_prompted, store
+from semkv_rag.corpus.context import DEFAULT_CONTEXT
 from semkv_rag.errors import OptionError
 
 
@@ -66,7 +67,7 @@ class SemKVIndex(DocumentIndex):
         texts = {id_: [as_prompted(one, self.document_prompt)] for id_, one in by_id.items()}
         # A document alone has no neighbour, and who is similar may not hang on what comes together.
         result = store(
-            self._model, texts, namespace=self.namespace, head=self.head, context=("head",)
+            self._model, texts, namespace=self.namespace, head=self.head, context=DEFAULT_CONTEXT
         )
         if self.vector_store is not None:
             self.vector_store.add_documents(list(by_id.values()), ids=list(by_id), **kwargs)

@@ -1,0 +1,107 @@
+"""What the contexts' outcomes come to: one line a way, with 95 % intervals by drawing contexts anew."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+DRAWS = 2000
+ABLE = 0.2
+"""A family counts where full prefill is so much above no passages."""
+BASE = "head: as stored"
+
+Row = dict[str, Any]
+
+
+def able_families(rows: Sequence[Row]) -> list[str]:
+    """The families that the model can do by full prefill and cannot do without the passages."""
+    names = dict.fromkeys(row["family"] for row in rows)
+    return [
+        name
+        for name in names
+        if np.mean([row["full"] - row["bare"] for row in rows if row["family"] == name]) >= ABLE
+    ]
+
+
+def table(rows: Sequence[Row]) -> dict[str, list[dict[str, Any]]]:
+    """Lines for all contexts, and for each family and order."""
+    groups = {"all": list(rows)}
+    for field in ("family", "order"):
+        for name in dict.fromkeys(row[field] for row in rows):
+            groups[name] = [row for row in rows if row[field] == name]
+    return {name: [_line(group, way) for way in _ways(group)] for name, group in groups.items()}
+
+
+def _ways(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(way for row in rows for way in row["ways"]))
+
+
+def _line(rows: Sequence[Row], way: str) -> dict[str, Any]:
+    having = [row for row in rows if way in row["ways"]]
+    able = set(able_families(rows))
+    scored = [row for row in having if row["family"] in able]
+    given = [row for row in having if row["ways"][BASE]["kl"] > 0.002]
+    return {
+        "way": way,
+        "contexts": len(having),
+        "charged": round(float(np.mean(_each(having, way, "charged"))), 3),
+        "kl_mean": round(float(np.mean(_each(having, way, "kl"))), 4),
+        "kl_median": round(float(np.median(_each(having, way, "kl"))), 4),
+        "equal_tokens": _interval(having, lambda some: np.mean(_each(some, way, "equal"))),
+        "whole_answers": round(float(np.mean(_each(having, way, "same"))), 3),
+        "score_kept": _interval(
+            scored,
+            lambda some: (
+                np.sum(_each(some, way, "score")) / max(sum(row["full"] for row in some), 1e-9)
+            ),
+        ),
+        "given_back_median": _interval(given, lambda some: np.median(_given_back(some, way))),
+        "worse_than_plain_reuse": round(
+            float(np.mean([_worse(row, way) for row in having])),
+            3,
+        ),
+    }
+
+
+def _each(rows: Sequence[Row], way: str, field: str) -> list[float]:
+    return [float(row["ways"][way][field]) for row in rows]
+
+
+def _given_back(rows: Sequence[Row], way: str) -> list[float]:
+    return [1 - row["ways"][way]["kl"] / row["ways"][BASE]["kl"] for row in rows]
+
+
+def _worse(row: Row, way: str) -> bool:
+    """Worse than plain reuse, by more than full prefill differs from itself."""
+    return bool(row["ways"][way]["kl"] > row["ways"][BASE]["kl"] + 0.002)
+
+
+def _interval(rows: Sequence[Row], of: Callable[[Sequence[Row]], Any]) -> list[float]:
+    """The value and its 95 % interval."""
+    if not rows:
+        return []
+    rng = np.random.default_rng(0)
+    drawn = [of([rows[i] for i in rng.integers(len(rows), size=len(rows))]) for _ in range(DRAWS)]
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return [round(float(value), 3) for value in (of(rows), low, high)]
+
+
+def draw(figure: Any, rows: Sequence[Row]) -> None:
+    """KL and kept score by charge."""
+    axes = figure.subplots(1, 2)
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for line in table(rows)["all"]:
+        lines.setdefault(re.sub(r", (ratio )?[\d.]+ %$", "", line["way"]), []).append(line)
+    for name, some in lines.items():
+        some.sort(key=lambda line: line["charged"])
+        charged = [100 * line["charged"] for line in some]
+        axes[0].plot(charged, [line["kl_mean"] for line in some], marker="o", label=name)
+        axes[1].plot(charged, [100 * line["score_kept"][0] for line in some], marker="o")
+    axes[0].set(xlabel="charged, % of full prefill", ylabel="mean KL from full prefill, nats")
+    axes[1].set(xlabel="charged, % of full prefill", ylabel="score kept, %")
+    axes[0].legend(fontsize=6)
+    for axis in axes:
+        axis.set_xlim(0, 30)

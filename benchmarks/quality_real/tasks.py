@@ -1,0 +1,386 @@
+"""Contexts with a question whose answer is known: RULER's task family (arXiv 2404.06654) and questions on articles.
+
+A context is a list of passages, each with its left neighbour in the document it was cut from. Needles are put into the
+documents before they are cut, as facts stand in real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from semkv_rag.corpus.split import split_text
+
+CITIES = [
+    "Oslo",
+    "Lima",
+    "Cairo",
+    "Quito",
+    "Hanoi",
+    "Dakar",
+    "Perth",
+    "Turin",
+    "Kyoto",
+    "Bergen",
+    "Malmo",
+    "Porto",
+    "Ghent",
+    "Zagreb",
+    "Sofia",
+    "Tunis",
+    "Havana",
+    "Bogota",
+    "Manila",
+    "Lagos",
+    "Nairobi",
+    "Riga",
+    "Vilnius",
+    "Tallinn",
+    "Geneva",
+    "Lyon",
+    "Naples",
+    "Seville",
+    "Cardiff",
+    "Dublin",
+]
+WORDS = [
+    "lantern",
+    "harbour",
+    "violet",
+    "copper",
+    "meadow",
+    "thunder",
+    "saddle",
+    "walnut",
+    "compass",
+    "ribbon",
+    "anchor",
+    "pebble",
+    "maple",
+    "falcon",
+    "button",
+    "marble",
+    "ginger",
+    "basket",
+    "candle",
+    "feather",
+    "orchard",
+    "pillow",
+    "rocket",
+    "spoon",
+    "tunnel",
+    "velvet",
+    "whistle",
+    "zebra",
+    "cactus",
+    "donkey",
+    "engine",
+    "garlic",
+    "hammer",
+    "island",
+    "jacket",
+    "kettle",
+    "ladder",
+    "magnet",
+    "needle",
+    "onion",
+]
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A chunk and the one before it in its document, tokens; no neighbour for a document's first."""
+
+    tokens: list[int]
+    left: list[int]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A context, a question, and what a right answer holds.
+
+    Attributes:
+        wanted: texts that the answer is to hold; the score is the share of them that it does.
+        any_of: whether one of them is enough: they are ways to say the same.
+    """
+
+    family: str
+    order: str
+    passages: list[Passage]
+    question: str
+    wanted: list[str]
+    any_of: bool = False
+
+    def score(self, answer: str) -> float:
+        """0 to 1."""
+        said = _plain(answer)
+        found = [f" {_plain(one)} " in f" {said} " for one in self.wanted]
+        return float(any(found)) if self.any_of else sum(found) / len(found)
+
+
+def _plain(text: str) -> str:
+    return " ".join(re.findall(r"[^\W_]+(?:\.\d+)?", text.lower().replace(",", "")))
+
+
+class Haystack:
+    """Documents that needles are hidden in, cut into chunks of `size` tokens."""
+
+    def __init__(self, folder: Path, tokenizer: Any, size: int) -> None:
+        self._tokenizer, self._size = tokenizer, size
+        self.texts = {
+            str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*.md"))
+        }
+
+    def cut(self, text: str) -> list[Passage]:
+        chunks = split_text(text, self._tokenizer, self._size, markdown=True)
+        tokens = [self._tokenizer.encode(one.text, add_special_tokens=False) for one in chunks]
+        return [
+            Passage(one, tokens[number - 1] if number else []) for number, one in enumerate(tokens)
+        ]
+
+    def with_needles(
+        self, rng: random.Random, needles: Sequence[str], passages: int, order: str
+    ) -> list[Passage]:
+        """`passages` chunks among which those with the needles are; each needle in a document of its own
+        (`retrieved`), or all in the documents that stand behind each other (`document`)."""
+        names = rng.sample(list(self.texts), k=min(len(self.texts), max(passages, len(needles))))
+        if order == "document":
+            run: list[Passage] = []
+            sentences = [_sentences(self.texts[name]) for name in names]
+            budget, parts = passages * self._size, []
+            for one in sentences:
+                parts.append(one)
+                if sum(len(" ".join(p)) for p in parts) / 4.2 > budget:
+                    break
+            for place, needle in enumerate(needles):
+                part = parts[place * len(parts) // len(needles)]
+                part.insert(rng.randrange(1, min(len(part), 25)), needle)
+            for part in parts:
+                run += self.cut(" ".join(part))
+            return _holding(run, [self._mark(n) for n in needles], passages)
+        chosen: list[Passage] = []
+        for needle, name in zip(needles, names, strict=False):
+            part = _sentences(self.texts[name])
+            part.insert(rng.randrange(1, len(part)), needle)
+            cut = self.cut(" ".join(part))
+            chosen.append(_holding(cut, [self._mark(needle)], 1)[0])
+        for name in names[len(needles) : passages]:
+            chosen.append(rng.choice(self.cut(self.texts[name])))
+        rng.shuffle(chosen)
+        return chosen
+
+    def _mark(self, needle: str) -> Callable[[Passage], bool]:
+        return lambda one: needle in self._tokenizer.decode(one.tokens)
+
+
+def _holding(
+    run: list[Passage], marks: Sequence[Callable[[Passage], bool]], passages: int
+) -> list[Passage]:
+    """`passages` of the run, in its order, those that hold a mark among them."""
+    keep = {next((i for i, one in enumerate(run) if mark(one)), -1) for mark in marks} - {-1}
+    if passages == 1 and not keep:
+        return run[:1]
+    for number in range(len(run)):
+        if len(keep) >= passages:
+            break
+        keep.add(number)
+    return [run[number] for number in sorted(keep)]
+
+
+def _sentences(text: str) -> list[str]:
+    return re.split(r"(?<=[.!?])\s+", text)
+
+
+def fact(hay: Haystack, rng: random.Random, passages: int, order: str) -> Task:
+    """One of four codes: the simplest task of RAG."""
+    cities = rng.sample(CITIES, 4)
+    codes = [str(rng.randrange(100_000, 1_000_000)) for _ in cities]
+    needles = [f"The secret code of {c} is {n}." for c, n in zip(cities, codes, strict=True)]
+    return Task(
+        "one fact",
+        order,
+        hay.with_needles(rng, needles, passages, order),
+        f"What is the secret code of {cities[0]}?",
+        codes[:1],
+    )
+
+
+def single(hay: Haystack, rng: random.Random, passages: int, order: str) -> Task:
+    key, number = rng.choice(WORDS), str(rng.randrange(1_000_000, 10_000_000))
+    needle = f"One of the special magic numbers for {key} is: {number}."
+    return Task(
+        "single needle",
+        order,
+        hay.with_needles(rng, [needle], passages, order),
+        f"What is the special magic number for {key} mentioned in the text?",
+        [number],
+    )
+
+
+def multi_value(hay: Haystack, rng: random.Random, passages: int, order: str) -> Task:
+    key = rng.choice(WORDS)
+    numbers = [str(rng.randrange(1000, 10_000)) for _ in range(3)]
+    needles = [f"One of the special magic numbers for {key} is: {n}." for n in numbers]
+    return Task(
+        "several values",
+        order,
+        hay.with_needles(rng, needles, passages, order),
+        f"What are all the special magic numbers for {key} mentioned in the text?",
+        numbers,
+    )
+
+
+def multi_query(hay: Haystack, rng: random.Random, passages: int, order: str) -> Task:
+    keys = rng.sample(WORDS, 4)
+    numbers = [str(rng.randrange(1000, 10_000)) for _ in keys]
+    needles = [
+        f"The special magic number for {k} is: {n}." for k, n in zip(keys, numbers, strict=True)
+    ]
+    return Task(
+        "several questions",
+        order,
+        hay.with_needles(rng, needles, passages, order),
+        f"What are the special magic numbers for {keys[0]} and {keys[1]} mentioned in the text?",
+        numbers[:2],
+    )
+
+
+def variables(hay: Haystack, rng: random.Random, passages: int, order: str) -> Task:
+    names = ["".join(rng.choices("ABCDEFGHJKLMNPQRSTUVWXYZ", k=4)) for _ in range(3)]
+    value = str(rng.randrange(10_000, 100_000))
+    other = ["".join(rng.choices("ABCDEFGHJKLMNPQRSTUVWXYZ", k=4)) for _ in range(2)]
+    needles = [f"VAR {names[0]} = {value}."]
+    needles += [f"VAR {b} = VAR {a}." for a, b in zip(names, names[1:], strict=False)]
+    needles += [
+        f"VAR {other[0]} = {rng.randrange(10_000, 100_000)}.",
+        f"VAR {other[1]} = VAR {other[0]}.",
+    ]
+    return Task(
+        "variable tracking",
+        order,
+        hay.with_needles(rng, needles, max(passages, len(needles)), order),
+        f"Which variables are assigned the value {value}, directly or through another variable?",
+        names,
+    )
+
+
+def common_words(hay: Haystack, rng: random.Random, passages: int, order: str) -> Task:
+    common = rng.sample(WORDS, 3)
+    rare = [w for w in WORDS if w not in common]
+    size = hay._size // 3
+    texts = []
+    for _ in range(passages + 1):
+        some = [w for w in common for _ in range(size // 6)] + rng.choices(rare, k=size // 2)
+        rng.shuffle(some)
+        texts.append(" ".join(some))
+    cut = hay.cut("\n\n".join(texts))
+    chosen = cut[1 : passages + 1]
+    if order == "retrieved":
+        rng.shuffle(chosen)
+    return Task(
+        "common words",
+        order,
+        chosen,
+        "What are the three words that appear most often in the lists above?",
+        common,
+    )
+
+
+def on_articles(
+    hay: Haystack,
+    rng: random.Random,
+    passages: int,
+    order: str,
+    questions: Sequence[Any],
+    number: int,
+) -> Task:
+    """A question on the articles, with the chunks of its sources that share most rare words with it."""
+    one = questions[number % len(questions)]
+    wanted = [one["answer"], *one["also"]]
+    asked = set(re.findall(r"\w{4,}", one["question"].lower()))
+    chosen: list[Passage] = []
+    for source in one["sources"]:
+        cut = hay.cut(hay.texts[source])
+        holds = [
+            p
+            for p in cut
+            if any(_plain(w) in _plain(hay._tokenizer.decode(p.tokens)) for w in wanted)
+        ]
+        ranked = sorted(
+            holds or cut,
+            key=lambda p: (
+                -len(asked & set(re.findall(r"\w{4,}", hay._tokenizer.decode(p.tokens).lower())))
+            ),
+        )
+        chosen += (
+            ranked[:1]
+            if len(one["sources"]) > 1
+            else [p for p in cut if p in ranked[:1] or rng.random() < 0.3][:passages]
+        )
+        if ranked[0] not in chosen:
+            chosen[-1] = ranked[0]
+    names = [name for name in hay.texts if name not in one["sources"]]
+    while len(chosen) < passages:
+        chosen.append(rng.choice(hay.cut(hay.texts[rng.choice(names)])))
+    if order == "retrieved":
+        rng.shuffle(chosen)
+    return Task("articles", order, chosen, one["question"], wanted, any_of=True)
+
+
+FAMILIES = {
+    "one fact": fact,
+    "single needle": single,
+    "several values": multi_value,
+    "several questions": multi_query,
+    "variable tracking": variables,
+    "common words": common_words,
+}
+
+
+class Maker:
+    """Makes the study's tasks, each from its number alone."""
+
+    def __init__(
+        self,
+        articles: Path,
+        tokenizer: Any,
+        size: int,
+        seed: int,
+        families: Sequence[str] | None = None,
+        data: Path | None = None,
+    ) -> None:
+        self._hay = Haystack(articles, tokenizer, size)
+        self._questions = json.loads((articles / "questions.json").read_text())
+        self._tokenizer, self._size, self._seed = tokenizer, size, seed
+        self._records = json.loads(data.read_text()) if data is not None else None
+        self._families = list(families or (*FAMILIES, "articles"))
+
+    def task(self, number: int, passages: int) -> Task:
+        rng = random.Random(f"{self._seed} {number}")
+        turn, place = divmod(number, len(self._families))
+        order = ("retrieved", "document")[turn % 2]
+        if self._records is not None:
+            order = ("retrieved", "document")[number % 2]
+            return self._recorded(self._records[number % len(self._records)], rng, passages, order)
+        family = self._families[place]
+        if family == "articles":
+            return on_articles(self._hay, rng, passages, order, self._questions, turn)
+        return FAMILIES[family](self._hay, rng, passages, order)
+
+    def _recorded(self, record: Any, rng: random.Random, passages: int, order: str) -> Task:
+        """A record of MuSiQue's form: its passages, those of the answer first, in the wanted order."""
+        encode = lambda text: self._tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
+        texts = [encode(one["text"])[: self._size] for one in record["ctxs"]]
+        chosen = [
+            Passage(one, texts[at - 1] if at else [])
+            for at, one in enumerate(texts[: passages + 1])
+        ][1:]
+        if order == "retrieved":
+            rng.shuffle(chosen)
+        wanted = record.get("answers") or [record["answer"]]
+        return Task("records", order, chosen, record["question"], wanted, any_of=True)

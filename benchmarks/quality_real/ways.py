@@ -1,0 +1,299 @@
+"""One context under many ways to reuse it: what chunks are stored behind, and which tokens are computed again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.quality_real.network import Cache, Network
+from benchmarks.quality_real.tasks import Task
+from semkv_rag.blend import SELECTOR_TYPES, Candidates, pick, smoothed
+
+INSTRUCTION = "Answer the question by the passages, in as few words as you can.\n\n"
+SEPARATOR = "\n\n"
+MAX_ANSWER = 24
+QUESTION_TOKENS = 64
+"""Of the question, so many at most are asked with, as in the engine."""
+
+
+@dataclass
+class Outcome:
+    """What came of one way: distance from full prefill at its answer, and the task's score."""
+
+    kl: float
+    equal: float
+    score: float
+    same: bool
+    charged: float
+    text: str
+    worst_kl: float
+    risk: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class _Open:
+    """An answer that is not decoded to its end yet."""
+
+    answer: list[int]
+    cache: Cache
+    outcome: Any = None
+
+
+class Context:
+    """A task as a prompt, with full prefill's KV and answer."""
+
+    def __init__(self, network: Network, task: Task, passage: list[int]) -> None:
+        self.network, self.task, self.passage = network, task, passage
+        self.open: list[_Open] = []
+        tokenizer = network.tokenizer
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": INSTRUCTION + "\x00"}],
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        before, after = text.split("\x00")
+        encode = lambda part: tokenizer.encode(part, add_special_tokens=False)  # noqa: E731
+        self.head: list[int] = encode(before)
+        self.question: list[int] = encode(f"\n\nQuestion: {task.question}\nAnswer:{after}")
+        self.bare: list[int] = encode(before + f"Question: {task.question}\nAnswer:{after}")
+        separator = encode(SEPARATOR)
+        tokens, spans = list(self.head), []
+        for number, one in enumerate(task.passages):
+            tokens += separator if number else []
+            spans.append((len(tokens), len(tokens) + len(one.tokens)))
+            tokens += one.tokens
+        self.tokens = tokens
+        self.spans = spans
+        self.end = len(tokens)
+        reused = torch.zeros(self.end, dtype=torch.bool)
+        self.rank = torch.zeros(self.end, dtype=torch.int64)
+        for first, end in spans:
+            reused[first:end] = True
+            self.rank[first:end] = torch.arange(end - first)
+        self.reused = reused
+        whole = tokens + self.question
+        full = network.cache(len(whole) + MAX_ANSWER + 1)
+        hidden = network.run(network.embed(whole), torch.arange(len(whole)), full)
+        self.full = full
+        self.answer, self.full_log = self._decode(full, network.logits(hidden[-1:]), len(whole))
+        self.full_text = tokenizer.decode(self.answer, skip_special_tokens=True)
+
+    def bare_text(self) -> str:
+        """The answer without any passage."""
+        whole = self.bare
+        cache = self.network.cache(len(whole) + MAX_ANSWER + 1)
+        hidden = self.network.run(self.network.embed(whole), torch.arange(len(whole)), cache)
+        answer, _ = self._decode(cache, self.network.logits(hidden[-1:]), len(whole))
+        text: str = self.network.tokenizer.decode(answer, skip_special_tokens=True)
+        return text
+
+    def _decode(self, cache: Cache, logits: Tensor, place: int) -> tuple[list[int], Tensor]:
+        """Greedy from `logits` on, the first token at `place`: tokens and [tokens, words] log-probabilities."""
+        answer, logs = [], []
+        while True:
+            logs.append(logits.log_softmax(-1))
+            answer.append(int(logits.argmax()))
+            if answer[-1] in self.network.ends or len(answer) >= MAX_ANSWER:
+                return answer, torch.cat(logs)
+            hidden = self.network.run(
+                self.network.embed(answer[-1:]), torch.tensor([place + len(answer) - 1]), cache
+            )
+            logits = self.network.logits(hidden)
+
+    def stored(self, how: str) -> Cache:
+        """The prompt's cache with each chunk as it is stored; the rest is full prefill's.
+
+        The head is exact. What stands between chunks is computed later, over the stored.
+        """
+        result = self.full.clone()
+        for (first, end), one in zip(self.spans, self.task.passages, strict=True):
+            if how == "head":
+                before = self._heads
+            elif how == "passage" or not one.left:
+                before = self._passages
+            else:
+                before = self.network.prefill(one.left, self._heads)
+            kv, base = self.network.prefill(one.tokens, before), before.keys.shape[2]
+            result.keys[:, :, first:end] = self.network.moved(kv.keys[:, :, base:], first - base)
+            result.values[:, :, first:end] = kv.values[:, :, base:]
+        return result
+
+    @cached_property
+    def _heads(self) -> Cache:
+        return self.network.prefill(self.head)
+
+    @cached_property
+    def _passages(self) -> Cache:
+        return self.network.prefill(self.passage, self._heads)
+
+    def answered(self, cache: Cache, charged: float) -> Outcome:
+        """The question over a blended cache, the answer handed to it; decoded anew from where it differs."""
+        network = self.network
+        start = self.end
+        rows = self.question + self.answer[:-1]
+        hidden = network.run(network.embed(rows), torch.arange(start, start + len(rows)), cache)
+        first = len(self.question) - 1
+        logs = network.logits(hidden[first:]).log_softmax(-1)
+        each = (self.full_log.exp() * (self.full_log - logs)).sum(-1)
+        likeliest = logs.argmax(-1)
+        same = likeliest == torch.tensor(self.answer)
+        if bool(same.all()):
+            text = self.full_text
+        else:
+            at = int((~same).nonzero()[0])
+            text = ""
+            # Decoded on together with the other ways' answers: a step's time is that of reading weights.
+            self.open.append(_Open([*self.answer[:at], int(likeliest[at])], cache))
+        outcome = Outcome(
+            kl=float(each.mean()),
+            worst_kl=float(each.max()),
+            equal=float(same.float().mean()),
+            score=self.task.score(text),
+            same=bool(same.all()),
+            charged=charged,
+            text=text,
+        )
+        if not outcome.same:
+            self.open[-1].outcome = outcome
+        return outcome
+
+    def finish(self) -> None:
+        """Decode the answers that differ from full prefill's to their ends."""
+        network, start = self.network, self.end + len(self.question)
+        while going := [
+            one
+            for one in self.open
+            if one.answer[-1] not in network.ends and len(one.answer) < MAX_ANSWER
+        ]:
+            logits = network.step(
+                [one.answer[-1] for one in going],
+                [start + len(one.answer) - 1 for one in going],
+                [one.cache for one in going],
+            )
+            for one, row in zip(going, logits, strict=True):
+                one.answer.append(int(row.argmax()))
+        for one in self.open:
+            one.outcome.text = network.tokenizer.decode(one.answer, skip_special_tokens=True)
+            one.outcome.score = self.task.score(one.outcome.text)
+        self.open.clear()
+
+
+class Stored:
+    """A context's chunks as stored in one way, and what can be seen of them before anything is picked."""
+
+    def __init__(self, context: Context, cache: Cache, exact_first: bool) -> None:
+        self.context, self.cache = context, cache
+        self.network = context.network
+        candidates = context.reused.clone()
+        if exact_first:
+            first, end = context.spans[0]
+            candidates[first:end] = False
+            cache.keys[:, :, first:end] = context.full.keys[:, :, first:end]
+            cache.values[:, :, first:end] = context.full.values[:, :, first:end]
+        self.candidates = candidates.nonzero()[:, 0]
+        fresh = ~context.reused
+        fresh[: context.spans[0][0]] = False
+        self.fresh = fresh.nonzero()[:, 0]
+
+    def tokens_at(self, places: Tensor) -> Tensor:
+        return self.network.embed(torch.tensor(self.context.tokens)[places])
+
+    @cached_property
+    def looked(self) -> tuple[Tensor, Cache, int]:
+        """The question's attention to each candidate by layer, [layers, candidates]; the cache behind its pass;
+        the rows that cost."""
+        before = self.network.rows
+        cache = self.cache.clone()
+        if len(self.fresh):
+            self.network.run(self.tokens_at(self.fresh), self.fresh, cache)
+        asked = self.context.question[-QUESTION_TOKENS:]
+        places = torch.arange(self.context.end, self.context.end + len(asked))
+        counted = torch.zeros(int(places[-1]) + 1, dtype=torch.bool)
+        counted[self.candidates] = True
+        counted[self.context.end :] = True
+        seen: list[Tensor] = []
+        self.network.run(self.network.embed(asked), places, cache, seen=seen, counted=counted)
+        attention = torch.stack([one[self.candidates] for one in seen])
+        return attention, cache, self.network.rows - before
+
+    def change(self, other: Cache) -> Tensor:
+        """How far V is from another cache's, [layers, candidates]: the norm over heads."""
+        places = self.candidates
+        ours, theirs = self.cache.values[:, :, places], other.values[:, :, places]
+        return (ours.float() - theirs.float()).square().sum((1, 3)).sqrt()
+
+    def blended(self, picked: Tensor, cost: int) -> Outcome:
+        """Picked candidates computed again in all layers, with the fresh text."""
+        cache = self.cache.clone()
+        before = self.network.rows
+        places = torch.cat((self.candidates[picked], self.fresh)).sort().values
+        if len(places):
+            self.network.run(self.tokens_at(places), places, cache)
+        cost += self.network.rows - before
+        return self.context.answered(cache, cost / (self.network.layers * self.context.end))
+
+    def scored(self, scores: Tensor, ratio: float, cost: int) -> Outcome:
+        picked = pick(scores, round(ratio * len(self.candidates)))
+        outcome = self.blended(picked, cost)
+        outcome.risk = {
+            "all": float(scores.sum()),
+            "left": float(scores.sum() - scores[picked].sum()),
+        }
+        return outcome
+
+    def ratio_asked(self, charge: float) -> float:
+        """The ratio at which a rule that asks the question is charged so much, at least 0."""
+        fixed = min(len(self.context.question), QUESTION_TOKENS) + 2 * len(self.fresh)
+        return max(0.0, charge * self.context.end - fixed) / len(self.candidates)
+
+    def ratio_checked(self, charge: float, check: int = 1) -> float | None:
+        """The ratio at which a rule with a check layer is charged so much; None where it can't be."""
+        layers, fresh = self.network.layers, len(self.fresh)
+        left = charge * self.context.end * layers - (check + 1) * (len(self.candidates) + fresh)
+        picked = left / (layers - check - 1) - fresh
+        return picked / len(self.candidates) if picked >= 1 else None
+
+    def checked(self, selector: str, ratio: float, check: int = 1) -> Outcome:
+        """A selector of the engine with a check layer, charged for it."""
+        kind = SELECTOR_TYPES[selector]()
+        network, before = self.network, self.network.rows
+        attention, cost = None, 0
+        if kind.needs_question:
+            seen, _, cost = self.looked
+            attention = seen[1:].mean(0)
+        cache = self.cache.clone()
+        places = torch.cat((self.candidates, self.fresh)).sort().values
+        hidden = network.run(self.tokens_at(places), places, cache, last=check)
+        if not kind.keeps_check_layer:
+            for layer in range(check):  # what is below is stale too, but for what is picked
+                cache.keys[layer], cache.values[layer] = (
+                    self.cache.keys[layer],
+                    self.cache.values[layer],
+                )
+        keys, values = network.keys_values(check, hidden, places)
+        mine = torch.isin(places, self.candidates)
+        deviation = kind.deviation(
+            keys[:, mine].transpose(0, 1),
+            values[:, mine].transpose(0, 1),
+            self.cache.keys[check][:, self.candidates].transpose(0, 1),
+            self.cache.values[check][:, self.candidates].transpose(0, 1),
+        )
+        rank = self.context.rank[self.candidates]
+        scores = kind.scores(Candidates(rank, 0, deviation=deviation, attention=attention))
+        picked = self.candidates[pick(scores, round(ratio * len(self.candidates)))]
+        go = torch.isin(places, picked) | torch.isin(places, self.fresh)
+        if kind.keeps_check_layer:
+            cache.keys[check][:, places], cache.values[check][:, places] = keys, values
+        network.run(hidden[go], places[go], cache, first=check)
+        cost += network.rows - before
+        cost += int((~go).sum())  # the check layer is charged in full
+        return self.context.answered(cache, cost / (network.layers * self.context.end))
+
+
+def attention_score(stored: Stored) -> Tensor:
+    seen, _, _ = stored.looked
+    return smoothed(seen[1:].mean(0), stored.context.rank[stored.candidates])
