@@ -2,13 +2,14 @@
 
     python -m benchmarks.quality_real MODEL [--contexts 105] [--passages 4] [--tokens 192]
 
-MODEL is a Hugging Face folder of Llama's, Qwen2's or Qwen3's kind (`make model` makes one). The tasks are RULER's
-family and the questions on `examples/articles`, half of them with passages in document order, half as a retriever
-orders them; or, with `--data FILE`, records of MuSiQue's form. In plain PyTorch, bfloat16, one prompt at a time, everything that
-a way computes counted as its charge.
+MODEL is a Hugging Face folder of Llama's, Qwen2's or Qwen3's kind (`make model` makes one). The tasks are
+RULER's family and the questions on `examples/articles`, half of them with passages in document order,
+half as a retriever orders them; or, with `--data FILE`, records of MuSiQue's form. In plain PyTorch,
+bfloat16, one prompt at a time; all that a way computes is counted as its charge.
 
-Writes build/bench/quality_real_<model>.json after each context, which a run that was stopped goes on from, and a plot at the end.
-About 15 seconds a context of 800 tokens on two cores for a model of 0.5 billion parameters.
+Writes build/bench/quality_real_<model>.json after each context, from which a stopped run goes on, and a
+plot at the end. About 15 seconds a context of 800 tokens on two cores for a model of 0.5 billion
+parameters.
 """
 
 from __future__ import annotations

@@ -1,9 +1,17 @@
-"""What the contexts' outcomes come to: one line a way, with 95 % intervals by drawing contexts anew."""
+"""What the contexts' outcomes come to: one line a way, with 95 % intervals by drawing contexts anew.
+
+    python -m benchmarks.quality_real.report build/bench/quality_real_smollm2.json [MORE.json]
+
+prints the tables in Markdown, of all files together.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +41,45 @@ def table(rows: Sequence[Row]) -> dict[str, list[dict[str, Any]]]:
         for name in dict.fromkeys(row[field] for row in rows):
             groups[name] = [row for row in rows if row[field] == name]
     return {name: [_line(group, way) for way in _ways(group)] for name, group in groups.items()}
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The tables of docs/quality-real.md: all contexts, and the kept score by family."""
+    able = able_families(rows)
+    lines = [
+        "| way | charged % | KL, mean / median | equal tokens % | whole answers % | score kept %"
+        " | loss given back, median % | worse than plain reuse % |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for line in table(rows)["all"]:
+        lines.append(
+            f"| {line['way']} | {100 * line['charged']:.1f} "
+            f"| {line['kl_mean']:.4f} / {line['kl_median']:.4f} | {_percent(line['equal_tokens'])} "
+            f"| {100 * line['whole_answers']:.0f} | {_percent(line['score_kept'])} "
+            f"| {_percent(line['given_back_median'])} | {100 * line['worse_than_plain_reuse']:.0f} |"
+        )
+    ways = _ways(rows)
+    lines += ["", "| score % | " + " | ".join(able) + " |", "|---|" + "---|" * len(able)]
+    for name in ("full", "bare", *ways):
+        cells = []
+        for family in able:
+            some = [row for row in rows if row["family"] == family]
+            scores = [
+                row[name] if name in ("full", "bare") else row["ways"][name]["score"]
+                for row in some
+                if name in ("full", "bare") or name in row["ways"]
+            ]
+            cells.append(f"{100 * float(np.mean(scores)):.0f}")
+        told = {"full": "full prefill", "bare": "no passages"}.get(name, name)
+        lines.append(f"| {told} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _percent(interval: Sequence[float]) -> str:
+    if not interval:
+        return "-"
+    value, low, high = (100 * one for one in interval)
+    return f"{value:.1f} [{low:.1f}, {high:.1f}]"
 
 
 def _ways(rows: Sequence[Row]) -> list[str]:
@@ -105,3 +152,11 @@ def draw(figure: Any, rows: Sequence[Row]) -> None:
     axes[0].legend(fontsize=6)
     for axis in axes:
         axis.set_xlim(0, 30)
+
+
+if __name__ == "__main__":
+    print(
+        markdown(
+            [row for name in sys.argv[1:] for row in json.loads(Path(name).read_text())["contexts"]]
+        )
+    )

@@ -1,7 +1,7 @@
-"""Contexts with a question whose answer is known: RULER's task family (arXiv 2404.06654) and questions on articles.
+"""Contexts with a question whose answer is known: RULER's task family (arXiv 2404.06654), and articles.
 
-A context is a list of passages, each with its left neighbour in the document it was cut from. Needles are put into the
-documents before they are cut, as facts stand in real ones.
+A context is a list of passages, each with its left neighbour in the document it was cut from. Needles are
+put into the documents before they are cut, as facts stand in real ones.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -255,7 +256,7 @@ def variables(hay: Haystack, rng: random.Random, passages: int, order: str) -> T
     value = str(rng.randrange(10_000, 100_000))
     other = ["".join(rng.choices("ABCDEFGHJKLMNPQRSTUVWXYZ", k=4)) for _ in range(2)]
     needles = [f"VAR {names[0]} = {value}."]
-    needles += [f"VAR {b} = VAR {a}." for a, b in zip(names, names[1:], strict=False)]
+    needles += [f"VAR {b} = VAR {a}." for a, b in pairwise(names)]
     needles += [
         f"VAR {other[0]} = {rng.randrange(10_000, 100_000)}.",
         f"VAR {other[1]} = VAR {other[0]}.",

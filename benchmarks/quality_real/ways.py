@@ -1,4 +1,4 @@
-"""One context under many ways to reuse it: what chunks are stored behind, and which tokens are computed again."""
+"""One context under many ways to reuse it: what chunks are stored behind, what is computed again."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Context:
         return text
 
     def _decode(self, cache: Cache, logits: Tensor, place: int) -> tuple[list[int], Tensor]:
-        """Greedy from `logits` on, the first token at `place`: tokens and [tokens, words] log-probabilities."""
+        """Greedy from `logits` on, the first token at `place`: tokens, and [tokens, words] of logs."""
         answer, logs = [], []
         while True:
             logs.append(logits.log_softmax(-1))
@@ -131,7 +131,7 @@ class Context:
         return self.network.prefill(self.passage, self._heads)
 
     def answered(self, cache: Cache, charged: float) -> Outcome:
-        """The question over a blended cache, the answer handed to it; decoded anew from where it differs."""
+        """The question over a blended cache, with full prefill's answer handed to it."""
         network = self.network
         start = self.end
         rows = self.question + self.answer[:-1]
@@ -204,8 +204,9 @@ class Stored:
 
     @cached_property
     def looked(self) -> tuple[Tensor, Cache, int]:
-        """The question's attention to each candidate by layer, [layers, candidates]; the cache behind its pass;
-        the rows that cost."""
+        """The question's attention to each candidate, [layers, candidates], the cache behind its
+        pass, and the tokens times layers that it took.
+        """
         before = self.network.rows
         cache = self.cache.clone()
         if len(self.fresh):

@@ -41,3 +41,9 @@ def request_fields(prompt: Prompt, fields: Mapping[str, Any]) -> dict[str, Any]:
     elif given.get("logprobs") is True:
         given["logprobs"] = top or 1
     return given
+
+
+def before(marker: str, text: str) -> str:
+    """What stands in a prompt's text before a marker; empty where it is not in it."""
+    head, found, _ = text.partition(marker)
+    return head if found else ""

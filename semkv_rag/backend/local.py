@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from semkv_rag.backend.answers import StreamedAnswer, whole_part
-from semkv_rag.backend.fields import request_fields
+from semkv_rag.backend.fields import before, request_fields
 from semkv_rag.backend.types import Part, Prompt
 from semkv_rag.config import ReuseOptions
 from semkv_rag.corpus import (
@@ -55,6 +55,10 @@ class LocalBackend:
 
     def count_tokens(self, text: str) -> int:
         return len(self._engine.tokenizer.encode(text, add_special_tokens=False))
+
+    def head_of(self, prompt: Prompt, marker: str) -> str:
+        tokens = self._engine.tokens_of(prompt)
+        return before(marker, self._engine.tokenizer.decode(tokens, skip_special_tokens=False))
 
     def answer(self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]) -> Part:
         began = time.perf_counter()

@@ -13,7 +13,7 @@ import openai
 from openai.types import Model
 
 from semkv_rag.backend.answers import StreamedAnswer, whole_part
-from semkv_rag.backend.fields import PARAMS_KEY, TRANSFER_FIELD, request_fields
+from semkv_rag.backend.fields import PARAMS_KEY, TRANSFER_FIELD, before, request_fields
 from semkv_rag.backend.types import Part, Prompt
 from semkv_rag.corpus import (
     DEFAULT_CONTEXT,
@@ -121,6 +121,14 @@ class RemoteBackend:
 
     def count_tokens(self, text: str) -> int:
         return int(self._tokenize(prompt=text, add_special_tokens=False)["count"])
+
+    def head_of(self, prompt: Prompt, marker: str) -> str:
+        given = {"prompt": prompt} if isinstance(prompt, str) else {"messages": list(prompt)}
+        tokens = self._tokenize(**given)["tokens"]
+        with self._errors():
+            url, body = f"{self._root}/detokenize", {"model": self.model_name, "tokens": tokens}
+            text = self._client.post(url, body=body, cast_to=dict[str, Any])["prompt"]
+        return before(marker, text)
 
     def answer(self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]) -> Part:
         request = self._request(prompt, fields, reuse)

@@ -100,6 +100,20 @@ class Backend(Protocol):
         """How many tokens the model makes of a text, without those it puts before every prompt."""
         ...
 
+    def head_of(self, prompt: Prompt, marker: str) -> str:
+        """What the model sees of a prompt before a text in it, as the `head` of `store_texts`.
+
+        Messages go through the chat template first. Empty where the text is not found.
+
+        Args:
+            prompt: as it will be asked, `marker` standing where the retrieved texts will.
+
+        Raises:
+            OptionError: the messages cannot be put through the template.
+            EngineError: the engine or the server does not answer.
+        """
+        ...
+
     def answer(
         self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]
     ) -> Part: ...

@@ -30,8 +30,8 @@ class Candidates:
             `deviation` measures it, over all heads. None for selectors without a check layer.
         attention: [tokens], float32: what the question gives each token (`question_attention`), or in a
             second look what the tokens that were picked first give it; mean over the layers behind the
-            first, which knows words and places only; for selectors that weigh layers, of a layer's attention
-            times the token's sensitivity there. None for selectors that need no question.
+            first, which knows words and places only; for selectors that weigh layers, of attention times
+            the token's sensitivity in each. None for selectors that need no question.
     """
 
     rank_in_span: Tensor

@@ -71,6 +71,9 @@ def head_tokens(tokenizer: Any, head: str = "") -> TokenArray:
     (StreamingLLM, arXiv 2309.17453; a prefix before every chunk: APE, arXiv 2502.05431.)
     """
     tokens = tokenize(tokenizer, head, special=True)
+    first = getattr(tokenizer, "bos_token_id", None)
+    if len(tokens) > 1 and tokens[0] == tokens[1] == first:
+        tokens = tokens[1:]  # the head was taken from a prompt, and has it already
     for text in _NEUTRAL:
         if not tokens.size:
             tokens = tokenize(tokenizer, text)[-1:]

@@ -79,6 +79,19 @@ def test_here_and_there_are_the_same(local: Backend, remote: Backend, prompt: st
         assert not backend.supports_images
 
 
+def test_the_head_of_a_prompt(local: Backend, remote: Backend) -> None:
+    text = "You know the schools . HERE Question : ?"
+    messages: list[Message] = [
+        {"role": "system", "content": "You know the schools ."},
+        {"role": "user", "content": "HERE Question : ?"},
+    ]
+    for given in (text, messages):
+        here, there = (backend.head_of(given, "HERE") for backend in (local, remote))
+        assert here == there
+        assert here.strip().endswith("You know the schools .")
+        assert local.head_of(given, "THERE") == ""
+
+
 def test_options_of_a_request(backend: Backend, prompt: str) -> None:
     chosen = report_of(backend.answer(prompt, FIELDS, {"ratio": 0.4, "selector": "chunk_head"}))
     assert (chosen.ratio, chosen.selector) == (0.4, "chunk_head")

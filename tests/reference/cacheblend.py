@@ -17,9 +17,10 @@ picked are compared again at each layer, and fewer of them go on to the next. `k
 the check layer too keeps fresh K and V of picked tokens only. `k_deviation_published`: likewise, and
 only K is compared. Those that look at the question score what it attends to (`asked`), each token with
 its neighbours, or the product of that with the deviation. `sensitivity_attention` has no neighbours: in
-each layer the attention counts as much as the token's stored sensitivity says. `deviation_weighted_attention` takes the
-deviation's root there, plus four times the mean root. `two_hop_attention` picks half of its tokens as
-`query_attention`, and the other half by what the first half attends to.
+each layer the attention counts as much as the token's stored sensitivity says.
+`deviation_weighted_attention` takes the deviation's root there, plus four times the mean root.
+`two_hop_attention` picks half of its tokens as `query_attention`, and the other half by what the first
+half attends to.
 
 Rows of a decoder meet in attention only, and there only through K and V. So every row is run
 through the whole model, and a cache hands attention the K and V that the algorithm gives each

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Self
 
 from langchain_core.language_models.base import BaseLanguageModel, LanguageModelOutputVar
+from langchain_core.prompt_values import PromptValue
 from langchain_core.utils import secret_from_env
 from pydantic import (
     ConfigDict,
@@ -211,6 +212,10 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
         if self._local is None or self._local[0] is not engine:
             self._local = engine, LocalBackend(engine)
         return self._local[1]
+
+    @abstractmethod
+    def head_of(self, prompt: PromptValue, marker: str) -> str:
+        """What the model sees of a prompt before a text in it; empty where the text is not in it."""
 
     def running_backend(self) -> Backend | None:
         """The engine in this process that answered last, if any did."""

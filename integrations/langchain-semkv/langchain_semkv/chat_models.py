@@ -20,6 +20,7 @@ from langchain_core.messages import (
 )
 from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
@@ -121,6 +122,9 @@ class ChatSemKV(BaseChatModel, SemKVModel[AIMessage]):
             if run_manager is not None:
                 await run_manager.on_llm_new_token(part.text, chunk=chunk)
             yield chunk
+
+    def head_of(self, prompt: PromptValue, marker: str) -> str:
+        return self.backend().head_of(to_openai(prompt.to_messages()), marker)
 
     def _prepare(
         self, messages: list[BaseMessage], stop: list[str] | None, kwargs: Mapping[str, Any]

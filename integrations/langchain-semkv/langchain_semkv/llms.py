@@ -11,6 +11,7 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.language_models import BaseLLM
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
+from langchain_core.prompt_values import PromptValue
 
 from langchain_semkv.answers import PROVIDER, metadata, usage
 from langchain_semkv.base import SemKVModel
@@ -49,6 +50,9 @@ class SemKVLLM(BaseLLM, SemKVModel[str]):
         if ends := self.stop if stop is None else stop:
             params["ls_stop"] = ends
         return params
+
+    def head_of(self, prompt: PromptValue, marker: str) -> str:
+        return self.backend().head_of(prompt.to_string(), marker)
 
     def _generate(
         self,

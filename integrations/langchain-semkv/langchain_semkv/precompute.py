@@ -13,6 +13,9 @@ from langchain_core.prompts import BasePromptTemplate, format_document
 from langchain_semkv.base import SemKVModel
 from semkv_rag.corpus import DEFAULT_CONTEXT, ContextMode, PrecomputeResult
 from semkv_rag.corpus.context import context_modes
+from semkv_rag.errors import OptionError
+
+_MARKER = "THE RETRIEVED DOCUMENTS"
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +34,8 @@ class SemKVPrecompute(BaseDocumentTransformer):
         llm: whose model computes them, into its store.
         head: the text every prompt will start with, such as a system prompt as the chat template
             writes it; see semkv-rag's `docs/precompute.md`.
+        prompt: the chain's prompt: the head is what the model sees of it before the documents.
+        document_variable: the name in `prompt` of what the documents are put in for.
         context: what stands to a chunk's left while it is computed, a variant of it for each: `head`,
             `left` (the document before it of the same source) or `similar` (the one most like it among
             those of one call); see the same page.
@@ -48,14 +53,25 @@ class SemKVPrecompute(BaseDocumentTransformer):
         self,
         llm: SemKVModel[Any],
         *,
-        head: str = "",
+        head: str | None = None,
+        prompt: BasePromptTemplate[Any] | None = None,
+        document_variable: str = "context",
         context: Sequence[ContextMode] = DEFAULT_CONTEXT,
         document_prompt: BasePromptTemplate[str] | None = None,
         source_key: str = "source",
         namespace: str | None = None,
     ) -> None:
+        if head is not None and prompt is not None:
+            raise OptionError("give the head, or the prompt that it is found in, not both")
+        if prompt is not None and document_variable not in prompt.input_variables:
+            raise OptionError(
+                f"the prompt has no {{{document_variable}}}: say by document_variable where the"
+                f" documents are put in; it has {', '.join(prompt.input_variables)}"
+            )
         self._llm = llm
         self._head = head
+        self._prompt = prompt
+        self._document_variable = document_variable
         self._context = context_modes(context)
         self._document_prompt = document_prompt
         self._source_key = source_key
@@ -75,10 +91,23 @@ class SemKVPrecompute(BaseDocumentTransformer):
         for document in documents:
             text = as_prompted(document, self._document_prompt)
             sources.setdefault(self._source(document, text), []).append(text)
+        if self._head is None:
+            self._head = self._found_head()
         self.result = store(
             self._llm, sources, namespace=self._namespace, head=self._head, context=self._context
         )
         return documents
+
+    def _found_head(self) -> str:
+        if self._prompt is None:
+            return ""
+        filled = dict.fromkeys(self._prompt.input_variables, "")
+        # Messages of an earlier conversation come between; without them the head ends before.
+        for name, kind in self._prompt.input_types.items():
+            if "list" in str(kind).lower():
+                filled[name] = []  # type: ignore[assignment]
+        filled[self._document_variable] = _MARKER
+        return self._llm.head_of(self._prompt.invoke(filled), _MARKER)
 
     def _source(self, document: Document, text: str) -> str:
         named = document.metadata.get(self._source_key) or document.id

@@ -10,9 +10,10 @@ from asking import report, reused
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.indexing import InMemoryRecordManager, aindex, index
-from langchain_core.prompts import PromptTemplate
+from langchain_core.outputs import LLMResult
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.vectorstores import InMemoryVectorStore
-from langchain_semkv import ChatSemKV, SemKVIndex, SemKVPrecompute
+from langchain_semkv import ChatSemKV, SemKVIndex, SemKVLLM, SemKVPrecompute
 from langchain_tests.integration_tests.indexer import (
     AsyncDocumentIndexTestSuite,
     DocumentIndexerTestSuite,
@@ -20,6 +21,7 @@ from langchain_tests.integration_tests.indexer import (
 
 from semkv_rag.engine import Engine
 from semkv_rag.errors import OptionError
+from semkv_rag.report import ReuseReport
 from workbench.settings import ROOT
 
 SCHOOLS = sorted((ROOT / "examples" / "corpus" / "schools").glob("*.txt"))
@@ -37,6 +39,10 @@ def _vectors() -> InMemoryVectorStore:
 def _texts() -> dict[str, list[str]]:
     """Each school's paragraphs, by its file's name."""
     return {path.stem: path.read_text().strip().split("\n\n") for path in SCHOOLS[:4]}
+
+
+VARIANTS = 2
+"""Each document is stored behind the head and, as it has no neighbour, behind a passage."""
 
 
 def _documents(texts: dict[str, list[str]]) -> list[Document]:
@@ -102,7 +108,7 @@ async def test_the_record_manager_s_clean_up_drives_the_store_s(
     everything = sum(map(len, texts.values()))
     assert (await run())["num_added"] == everything
     before = kept.chunks()
-    assert len(before) == everything == kept.files()
+    assert len(before) == VARIANTS * everything == kept.files()
     assert (await run())["num_skipped"] == everything
     assert kept.chunks() == before, "nothing is computed again"
 
@@ -115,11 +121,13 @@ async def test_the_record_manager_s_clean_up_drives_the_store_s(
         "num_deleted": 1,
     }
     after = kept.chunks()
-    assert len(after.items() & before.items()) == everything - 1, "the others stand untouched"
-    assert len(after) == everything == kept.files()
+    untouched = after.items() & before.items()
+    assert len(untouched) == VARIANTS * (everything - 1), "the others stand untouched"
+    assert len(after) == VARIANTS * everything == kept.files()
     assert _is_stored(engine, llm, texts[changed][0])
-    (old,) = before.keys() - after.keys()
-    assert old not in report(llm.invoke(stale)).chunk_ids
+    old = before.keys() - after.keys()
+    assert len(old) == VARIANTS
+    assert old.isdisjoint(report(llm.invoke(stale)).chunk_ids)
     assert {doc["text"] for doc in vectors.store.values()} == {
         text for parts in texts.values() for text in parts
     }
@@ -127,7 +135,7 @@ async def test_the_record_manager_s_clean_up_drives_the_store_s(
     gone = texts.pop(changed)
     full = {**BY_SOURCE, "cleanup": "full"}
     index(_documents(texts), records, destination, **full)
-    assert len(kept.chunks()) == everything - len(gone) == kept.files()
+    assert len(kept.chunks()) == VARIANTS * (everything - len(gone)) == kept.files()
     assert not any(doc["text"] in gone for doc in vectors.store.values())
 
 
@@ -137,7 +145,7 @@ def test_a_transformer_stores_and_passes_on(engine: Engine, llm: ChatSemKV, kept
     documents = _documents(texts)
     assert list(step.transform_documents(documents)) == documents
     assert step.result is not None
-    assert step.result.chunks_captured == len(documents)
+    assert step.result.chunks_captured == VARIANTS * len(documents)
     before = kept.chunks()
     step.transform_documents(documents)
     assert step.result.unchanged == len(texts)
@@ -148,12 +156,12 @@ def test_a_transformer_stores_and_passes_on(engine: Engine, llm: ChatSemKV, kept
 
 def test_documents_behind_the_one_before_of_their_source(llm: ChatSemKV, kept: Kept) -> None:
     texts = {name: parts[:2] for name, parts in _texts().items()}
-    SemKVPrecompute(llm).transform_documents(_documents(texts))
+    SemKVPrecompute(llm, context=["head"]).transform_documents(_documents(texts))
     alone = kept.chunks()
-    step = SemKVPrecompute(llm, context=["left", "head"])
+    step = SemKVPrecompute(llm)
     step.transform_documents(_documents(texts))
     assert step.result is not None
-    assert step.result.chunks_captured == len(texts), "the second of each, behind the first"
+    assert step.result.chunks_captured == 2 * len(texts), "the second of each, behind the first"
     assert kept.chunks().items() > alone.items()
     with pytest.raises(OptionError, match="use head, left, similar"):
         SemKVPrecompute(llm, context=["right"])  # type: ignore[list-item]
@@ -173,6 +181,37 @@ async def test_what_the_chain_writes_is_what_is_stored(
     assert found.exact_tokens >= len(engine.tokenizer.encode(prompt)) - 6
 
 
+@pytest.mark.parametrize("chat", [True, False])
+def test_the_head_is_found_in_the_chain_s_prompt(
+    engine: Engine, namespace: str, chat: bool
+) -> None:
+    kind: Any = ChatSemKV if chat else SemKVLLM
+    llm = kind(engine=engine, namespace=namespace, max_tokens=2)
+    prompt: Any
+    if chat:
+        human = ("human", "{documents} Question : {question}")
+        prompt = ChatPromptTemplate.from_messages([("system", "You know the schools ."), human])
+    else:
+        prompt = PromptTemplate.from_template("You know . {documents} Question : {question}")
+    text = _texts()["mok-pis"][1]
+    step = SemKVPrecompute(llm, prompt=prompt, document_variable="documents")
+    step.transform_documents([Document(text)])
+    engine.reset_prefix_cache()
+    asked = llm.generate_prompt([prompt.invoke({"documents": text, "question": "who leads it ?"})])
+    seen = report(asked.generations[0][0].message) if chat else _report_of(asked)
+    assert seen.exact_tokens > len(engine.tokenizer.encode(text))
+    with pytest.raises(OptionError, match="document_variable"):
+        SemKVPrecompute(llm, prompt=prompt)
+    with pytest.raises(OptionError, match="not both"):
+        SemKVPrecompute(llm, prompt=prompt, document_variable="documents", head="")
+
+
+def _report_of(result: LLMResult) -> ReuseReport:
+    info = result.generations[0][0].generation_info
+    assert info is not None
+    return ReuseReport.from_mapping(info["semkv"])
+
+
 def test_without_a_store_there_is_nothing_to_keep_it_in(engine: Engine) -> None:
     class Storeless:
         model, store, reuse = engine.model, None, engine.reuse
@@ -185,9 +224,9 @@ def test_an_index_of_kv_alone(llm: ChatSemKV, kept: Kept) -> None:
     alone = SemKVIndex(llm=llm)
     done = alone.upsert([Document("The flag is red .", id="1"), Document("It is led by Kim .")])
     assert len(done["succeeded"]) == 2
-    assert len(kept.chunks()) == 2
+    assert len(kept.chunks()) == 2 * VARIANTS
     assert alone.delete(["1", "unknown"])["num_deleted"] == 1
-    assert len(kept.chunks()) == 1 == kept.files()
+    assert len(kept.chunks()) == VARIANTS == kept.files()
 
 
 def test_an_index_is_a_retriever(llm: ChatSemKV) -> None:

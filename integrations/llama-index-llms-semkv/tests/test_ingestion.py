@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 from llama_index.core import Document, SummaryIndex, VectorStoreIndex
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.ingestion import DocstoreStrategy, IngestionCache, IngestionPipeline
+from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import BaseNode, MetadataMode, TextNode, TransformComponent
 from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.vector_stores import SimpleVectorStore
@@ -77,7 +78,7 @@ def llm(engine: Engine, namespace: str) -> SemKV:
 @pytest.fixture
 def pipeline(llm: SemKV, embedding: BaseEmbedding) -> IngestionPipeline:
     return IngestionPipeline(
-        transformations=[Paragraphs(), KVPrecompute(llm=llm), embedding],
+        transformations=[Paragraphs(), behind_nothing(llm), embedding],
         docstore=SimpleDocumentStore(),
         docstore_strategy=DocstoreStrategy.UPSERTS_AND_DELETE,
         vector_store=Shelf(),
@@ -95,6 +96,11 @@ def stored(engine: Engine, namespace: str) -> dict[str, float]:
         chunk.id: engine.store.path(chunk.model, chunk.namespace, chunk.id).stat().st_mtime_ns
         for chunk in engine.store.chunks(engine.fingerprint, namespace)
     }
+
+
+def behind_nothing(llm: SemKV, **options: Any) -> KVPrecompute:
+    """Each node is stored once, and not behind a template."""
+    return KVPrecompute(llm=llm, **{"head": "", "context": ("head",), **options})
 
 
 def id_of(engine: Engine, namespace: str, text: str) -> str:
@@ -175,7 +181,7 @@ def test_metadata_that_the_model_sees_is_stored_with_the_text(engine: Engine, ll
         metadata={"school": "Tre klim", "secret": "for the retriever"},
         excluded_llm_metadata_keys=["secret"],
     )
-    (passed,) = KVPrecompute(llm=llm)([node])
+    (passed,) = behind_nothing(llm)([node])
     assert passed is node
     seen = node.get_content(MetadataMode.LLM)
     assert "Tre klim\n\n" in seen
@@ -185,16 +191,35 @@ def test_metadata_that_the_model_sees_is_stored_with_the_text(engine: Engine, ll
 
 def test_a_chunk_right_behind_the_head_is_exact(llm: SemKV) -> None:
     head = "Nobody knows why the library was dark . " * 3
-    KVPrecompute(llm=llm, head=head)([TextNode(text=A)])
+    behind_nothing(llm, head=head)([TextNode(text=A)])
     seen = report(llm, head + A)
     assert seen.exact_tokens == llm.count_tokens(head + A)
+
+
+@pytest.mark.parametrize("template", [None, PromptTemplate("Read : {context_str} {query_str} ?")])
+def test_the_head_is_found_in_the_query_engine_s_template(
+    engine: Engine,
+    namespace: str,
+    reports: Callable[[], list[ReuseReport]],
+    template: PromptTemplate | None,
+) -> None:
+    llm = SemKV(engine=engine, namespace=namespace, max_tokens=1)
+    index = SummaryIndex([TextNode(text=A), TextNode(text=B)])
+    precompute_index(index, llm, text_qa_template=template)
+    engine.reset_prefix_cache()
+    index.as_query_engine(llm=llm, text_qa_template=template).query("who leads Tre klim ?")
+    (seen,) = reports()
+    head = llm.head_of(template)
+    assert ("Read :" if template else "Context information is below") in head
+    assert seen.exact_tokens == llm.count_tokens(head + A)
+    assert seen.reused_tokens == llm.count_tokens(B)
 
 
 def test_nodes_behind_the_node_before(engine: Engine, namespace: str, llm: SemKV) -> None:
     cache = IngestionCache()
 
     def run(*context: str) -> None:
-        steps = [Paragraphs(), KVPrecompute(llm=llm, context=context)]
+        steps = [Paragraphs(), behind_nothing(llm, context=context)]
         IngestionPipeline(transformations=steps, cache=cache).run(
             documents=documents(one=f"{A}\n\n{B}", two=C)
         )
@@ -205,19 +230,20 @@ def test_nodes_behind_the_node_before(engine: Engine, namespace: str, llm: SemKV
     run("head", "left")  # the pipeline's cache knows that this is another step
     neighbour = np.concatenate((head_tokens(engine.tokenizer), tokenize(engine.tokenizer, A)))
     left = behind(engine, namespace, neighbour, B)
-    assert stored(engine, namespace).keys() == heads | {left}
+    assert heads | {left} < stored(engine, namespace).keys()
+    assert len(stored(engine, namespace)) == 2 * len(heads)
     assert left in report(llm, f"Nobody knows why . {A} {B}").chunk_ids
     with pytest.raises(ValueError, match="context"):
         KVPrecompute(llm=llm, context=("right",))
     index = SummaryIndex([TextNode(text=text) for text in (A, B)])
-    assert precompute_index(index, llm, context=("left",)).failures == []
+    assert precompute_index(index, llm, head="", context=("left",)).failures == []
 
 
 def test_the_cache_hides_no_needed_run(engine: Engine, namespace: str, llm: SemKV) -> None:
     cache = IngestionCache()
 
     def run(model: SemKV, head: str = "") -> None:
-        steps = [Paragraphs(), KVPrecompute(llm=model, head=head)]
+        steps = [Paragraphs(), behind_nothing(model, head=head)]
         IngestionPipeline(transformations=steps, cache=cache).run(
             documents=documents(one=f"{A}\n\n{B}")
         )
@@ -236,16 +262,16 @@ def test_the_cache_hides_no_needed_run(engine: Engine, namespace: str, llm: SemK
 
 
 def test_nothing_is_run_twice_for_nothing(engine: Engine, namespace: str, llm: SemKV) -> None:
-    step = KVPrecompute(llm=llm)
+    step = behind_nothing(llm)
     step([TextNode(text=A)])
-    assert step.to_dict() == KVPrecompute(llm=llm).to_dict()
+    assert step.to_dict() == behind_nothing(llm).to_dict()
     assert engine.fingerprint in str(step.to_dict())
 
 
 def test_worker_processes_store_through_this_engine(
     engine: Engine, namespace: str, llm: SemKV
 ) -> None:
-    pipeline = IngestionPipeline(transformations=[KVPrecompute(llm=llm)])
+    pipeline = IngestionPipeline(transformations=[behind_nothing(llm)])
     nodes = pipeline.run(documents=documents(one=A, two=B, three=C), num_workers=2)
     assert sorted(node.get_content() for node in nodes) == sorted([A, B, C])
     assert stored(engine, namespace).keys() == {
@@ -256,7 +282,7 @@ def test_worker_processes_store_through_this_engine(
 async def test_worker_processes_of_an_event_loop(
     engine: Engine, namespace: str, llm: SemKV
 ) -> None:
-    pipeline = IngestionPipeline(transformations=[KVPrecompute(llm=llm)])
+    pipeline = IngestionPipeline(transformations=[behind_nothing(llm)])
     await pipeline.arun(nodes=[TextNode(text=text) for text in (A, B)], num_workers=2)
     assert stored(engine, namespace).keys() == {id_of(engine, namespace, text) for text in (A, B)}
 
@@ -264,7 +290,7 @@ async def test_worker_processes_of_an_event_loop(
 def test_a_worker_says_what_went_wrong_here(engine: Engine) -> None:
     import pickle
 
-    step = KVPrecompute(llm=SemKV(engine=engine, namespace="n" * 128))
+    step = behind_nothing(SemKV(engine=engine, namespace="n" * 128))
     worker = pickle.loads(pickle.dumps(step))
     assert worker.to_dict() == step.to_dict()
     step.llm.namespace = "n" * 129  # too long a name
@@ -276,11 +302,13 @@ def test_an_index_that_is_there(
     engine: Engine, namespace: str, llm: SemKV, embedding: BaseEmbedding
 ) -> None:
     nodes = [TextNode(text=text) for text in (A, B)]
-    result = precompute_index(VectorStoreIndex(nodes, embed_model=embedding), llm)
+    result = precompute_index(
+        VectorStoreIndex(nodes, embed_model=embedding), llm, context=("head",)
+    )
     assert result.chunks_captured == 2
-    assert precompute_index(SummaryIndex(nodes), llm).unchanged == 2
+    assert precompute_index(SummaryIndex(nodes), llm, context=("head",)).unchanged == 2
     assert len(stored(engine, namespace)) == 2
-    assert KVPrecompute(llm=llm).forget([nodes[0].node_id, "never there"]) == 1
+    assert behind_nothing(llm).forget([nodes[0].node_id, "never there"]) == 1
     assert stored(engine, namespace).keys() == {id_of(engine, namespace, B)}
 
 
@@ -291,7 +319,7 @@ def test_an_index_over_a_vector_database(
     nodes = [TextNode(text=text, embedding=embedding.get_text_embedding(text)) for text in (A, C)]
     shelf.add(nodes)
     index = VectorStoreIndex.from_vector_store(shelf, embed_model=embedding)
-    assert precompute_index(index, llm).chunks_captured == 2
+    assert precompute_index(index, llm, head="", context=("head",)).chunks_captured == 2
 
     class Closed(Shelf):
         def get_nodes(self, node_ids: Any = None, filters: Any = None) -> list[BaseNode]:

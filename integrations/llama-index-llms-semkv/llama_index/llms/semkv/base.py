@@ -31,6 +31,8 @@ from llama_index.core.bridge.pydantic import (
 from llama_index.core.constants import DEFAULT_NUM_OUTPUTS
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import ToolSelection
+from llama_index.core.prompts import BasePromptTemplate
+from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
 from llama_index.llms.semkv.hints import listen
 from llama_index.llms.semkv.messages import (
     JoinedCalls,
@@ -61,6 +63,9 @@ if TYPE_CHECKING:
     from semkv_rag.engine import Engine
 
 REPORT_KEY = "semkv"
+_MARKER = "THE RETRIEVED TEXTS"
+"""Stands in a prompt where they will, to find out what stands before them."""
+
 _ENGINE_FIELDS = ("index_url", "engine_args", "chat_args", "tiers", "encoders", "base_url")
 _REUSE_FIELDS = ("preset", "ratio", "selector", "check_layer", "question_tokens", "namespace")
 
@@ -413,6 +418,23 @@ class SemKV(StructuredPrediction):
         if local is None or local[0] is not engine:  # the shared ones may have been closed
             local = self._local = (engine, LocalBackend(engine))
         return local[1]
+
+    def head_of(self, text_qa_template: BasePromptTemplate | None = None) -> str:
+        """The text that a query engine's prompts start with, up to the retrieved texts.
+
+        As the model sees it, chat template included.
+
+        Args:
+            text_qa_template: the query engine's own; None: LlamaIndex's default.
+        """
+        template = text_qa_template or DEFAULT_TEXT_QA_PROMPT_SEL
+        filled = {**dict.fromkeys(template.template_vars, ""), "context_str": _MARKER}
+        if self.metadata.is_chat_model:
+            backend, prompt = self._ready_chat(self._get_messages(template, **filled))
+        else:
+            text = self._get_prompt(template, **filled)
+            backend, prompt = self._ready_completion(text, formatted=True)
+        return backend.head_of(prompt, _MARKER)
 
     def _chats(self, backend: Backend) -> bool:
         return backend.has_chat_template if self.is_chat_model is None else self.is_chat_model

@@ -8,6 +8,7 @@ from typing import Any
 
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.indices.base import BaseIndex
+from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.schema import BaseNode, TransformComponent
 from llama_index.llms.semkv.base import SemKV
 from llama_index.llms.semkv.deletions import follow_deletions
@@ -45,9 +46,14 @@ class KVPrecompute(TransformComponent):
     """
 
     llm: SemKV = Field(description="The model that will see the nodes.")
-    head: str = Field(
-        default="",
-        description="The text every prompt starts with: a chunk right behind it is exact.",
+    head: str | None = Field(
+        default=None,
+        description="The text every prompt starts with: a chunk right behind it is exact. None: what"
+        " stands before the retrieved texts in `text_qa_template`, as this model sees it.",
+    )
+    text_qa_template: BasePromptTemplate | None = Field(
+        default=None,
+        description="The query engine's own, if it has one; None: LlamaIndex's default.",
     )
     context: tuple[ContextMode, ...] = Field(
         default=DEFAULT_CONTEXT,
@@ -77,7 +83,7 @@ class KVPrecompute(TransformComponent):
             "model": self.llm.backend().fingerprint(),
             "store": self.llm.backend().store_id(namespace=self.llm.namespace),
             "namespace": self.llm.namespace,
-            "head": self.head,
+            "head": self._head,
             "context": sorted(set(self.context)),
         }
 
@@ -90,7 +96,11 @@ class KVPrecompute(TransformComponent):
 
     def store(self, documents: Documents) -> PrecomputeResult:
         """Store documents, given as (`ref_doc_id`, its chunks' texts)."""
-        return _store(self.llm, documents, self.head, self.context)
+        return _store(self.llm, documents, self._head, self.context)
+
+    @property
+    def _head(self) -> str:
+        return self.llm.head_of(self.text_qa_template) if self.head is None else self.head
 
     def forget(self, ref_doc_ids: Iterable[str]) -> int:
         """Remove documents; how many of them were there.
@@ -110,7 +120,8 @@ def precompute_index(
     index: BaseIndex[Any],
     llm: SemKV,
     *,
-    head: str = "",
+    head: str | None = None,
+    text_qa_template: BasePromptTemplate | None = None,
     context: Sequence[ContextMode] = DEFAULT_CONTEXT,
 ) -> PrecomputeResult:
     """Store the KV of all nodes of an index that is there already.
@@ -118,14 +129,17 @@ def precompute_index(
     Costs nothing for documents that are stored and unchanged, so it may be called at each start.
 
     Args:
-        head: the text every prompt starts with: a chunk right behind it is exact.
+        head: the text every prompt starts with: a chunk right behind it is exact. None: what stands
+            before the retrieved texts in `text_qa_template`, as this model sees it.
+        text_qa_template: the query engine's own, if it has one; None: LlamaIndex's default.
         context: as of `KVPrecompute`; `left` needs an index that lists a document's nodes in order.
 
     Raises:
         OptionError: the index's nodes cannot be listed, or the model has no store.
         EngineError: the model cannot be served with reuse, or a document could not be stored.
     """
-    return _store(llm, by_document(_nodes(index)), head, context)
+    found = llm.head_of(text_qa_template) if head is None else head
+    return _store(llm, by_document(_nodes(index)), found, context)
 
 
 def by_document(nodes: Iterable[BaseNode]) -> list[tuple[str, list[str]]]:
