@@ -57,8 +57,7 @@ class LocalBackend:
         return len(self._engine.tokenizer.encode(text, add_special_tokens=False))
 
     def head_of(self, prompt: Prompt, marker: str) -> str:
-        tokens = self._engine.tokens_of(prompt)
-        return before(marker, self._engine.tokenizer.decode(tokens, skip_special_tokens=False))
+        return before(marker, self._engine.prompt_text(prompt))
 
     def answer(self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]) -> Part:
         began = time.perf_counter()

@@ -123,8 +123,9 @@ class RemoteBackend:
         return int(self._tokenize(prompt=text, add_special_tokens=False)["count"])
 
     def head_of(self, prompt: Prompt, marker: str) -> str:
-        given = {"prompt": prompt} if isinstance(prompt, str) else {"messages": list(prompt)}
-        tokens = self._tokenize(**given)["tokens"]
+        if isinstance(prompt, str):
+            return before(marker, prompt)
+        tokens = self._tokenize(messages=list(prompt))["tokens"]
         with self._errors():
             url, body = f"{self._root}/detokenize", {"model": self.model_name, "tokens": tokens}
             text = self._client.post(url, body=body, cast_to=dict[str, Any])["prompt"]

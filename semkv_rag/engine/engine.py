@@ -47,7 +47,7 @@ from semkv_rag.engine.hints import Hints
 from semkv_rag.engine.launch import kv_bytes_per_token, resolve, transfer_config
 from semkv_rag.engine.llm_capturer import LLMCapturer
 from semkv_rag.engine.reporting import ReportingLLM
-from semkv_rag.engine.scoring import Scored, score, tokens_of
+from semkv_rag.engine.scoring import Scored, rendered, score
 from semkv_rag.engine.tiering import Tiering
 from semkv_rag.engine.transfer import PARAMS_KEY, TRANSFER_FIELD
 from semkv_rag.errors import EngineError, OptionError
@@ -301,9 +301,23 @@ class Engine(Closing):
         Raises:
             OptionError: it is too long, or the messages cannot be put through the template.
         """
+        return list(self._rendered(prompt)["prompt_token_ids"])
+
+    def prompt_text(self, prompt: str | Sequence[Mapping[str, Any]]) -> str:
+        """What the model sees of a prompt, as text: messages through the chat template.
+
+        Raises:
+            OptionError: it is too long, or the messages cannot be put through the template.
+        """
+        if isinstance(prompt, str):
+            return prompt
+        made = self._rendered(prompt)
+        return str(made.get("prompt") or self.tokenizer.decode(made["prompt_token_ids"]))
+
+    def _rendered(self, prompt: str | Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         if self._llm is None:
             raise EngineError("the engine is closed")
-        return self._call(tokens_of(self._llm, prompt, self._chat_settings.args.chat_template))
+        return self._call(rendered(self._llm, prompt, self._chat_settings.args.chat_template))
 
     # ---- answering as OpenAI's API ---------------------------------------------------------
 

@@ -69,19 +69,20 @@ async def score(
     return [None if place < known else at for place, at in enumerate(found)]
 
 
-async def tokens_of(
+async def rendered(
     llm: ReportingLLM, prompt: str | Sequence[Mapping[str, Any]], chat_template: str | None
-) -> list[int]:
-    """See `Engine.tokens_of`."""
+) -> Mapping[str, Any]:
+    """A prompt as the model takes it: `prompt_token_ids` and, where vLLM had a text of it, `prompt`."""
     try:
         if isinstance(prompt, str):
-            return list((await llm.render(prompt))["prompt_token_ids"])
+            return dict(await llm.render(prompt))
         request = ChatCompletionRequest.model_validate({"messages": prompt})
         params = request.build_chat_params(load_chat_template(chat_template), "auto")
+        params = params.with_defaults({"tokenize": False})  # the text is kept, and tokenized then
         renderer = llm.renderer
-        _, (rendered,) = await renderer.render_chat_async(
+        _, (made,) = await renderer.render_chat_async(
             [request.messages], params, renderer.default_chat_tok_params
         )
-        return list(rendered["prompt_token_ids"])
+        return dict(made)
     except (ValueError, TypeError, VLLMClientError) as error:
         raise OptionError(f"vLLM does not take this prompt: {error}") from error

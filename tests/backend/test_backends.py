@@ -80,15 +80,15 @@ def test_here_and_there_are_the_same(local: Backend, remote: Backend, prompt: st
 
 
 def test_the_head_of_a_prompt(local: Backend, remote: Backend) -> None:
-    text = "You know the schools . HERE Question : ?"
+    text = "It is blue . school Question : ?"
     messages: list[Message] = [
-        {"role": "system", "content": "You know the schools ."},
-        {"role": "user", "content": "HERE Question : ?"},
+        {"role": "system", "content": "It is blue ."},
+        {"role": "user", "content": "school Question : ?"},
     ]
     for given in (text, messages):
-        here, there = (backend.head_of(given, "HERE") for backend in (local, remote))
+        here, there = (backend.head_of(given, "school") for backend in (local, remote))
         assert here == there
-        assert here.strip().endswith("You know the schools .")
+        assert here.strip().endswith("It is blue .")
         assert local.head_of(given, "THERE") == ""
 
 
@@ -159,7 +159,7 @@ def test_sources_come_and_go(backend: Backend) -> None:
     ask = f"{text} Question : who runs Bru nal ? Answer :"
     assert report_of(backend.answer(ask, FIELDS, {})).kv_cache == "miss"
     result = backend.store_texts([("harbour", [text])], on_progress=told.append)
-    assert (result.changed, result.chunks_captured, result.failures) == (1, 1, [])
+    assert (result.changed, result.chunks_captured, result.failures) == (1, 2, [])
     assert [told[0].phase, told[-1].phase] == ["reading", "computing"]
     assert report_of(backend.answer(ask, FIELDS, {})).kv_cache == "hit"
     again = backend.store_texts([("harbour", [text])])
@@ -172,7 +172,7 @@ def test_sources_come_and_go(backend: Backend) -> None:
 def test_texts_behind_the_one_before(backend: Backend) -> None:
     pair = ["The Vek tol mill has one wheel of oak .", "It was built by Nadia in 1988 ."]
     result = backend.store_texts([("mill", pair)], context=["head", "left"])
-    assert result.chunks_captured == 3, "the second text is there twice"
+    assert result.chunks_captured == 4, "each text is there twice"
     for unknown in (["head", "right"], []):
         with pytest.raises(OptionError, match="use"):
             backend.store_texts([("mill", pair)], context=unknown)  # type: ignore[arg-type]

@@ -193,8 +193,8 @@ def test_a_similar_chunk_of_any_document_stands_behind_the_head(
         (LIBRARY[2], LIBRARY[1]),
         (LIBRARY[1], LIBRARY[2]),
         (LIBRARY[0], LIBRARY[3]),
-        ("", LIBRARY[4]),
-        ("", LIBRARY[5]),
+        ("passage", LIBRARY[4]),
+        ("passage", LIBRARY[5]),
     }
 
 

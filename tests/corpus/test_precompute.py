@@ -19,7 +19,7 @@ from tests.corpus.made_up_engine import BOS, FINGERPRINT, MadeUpEngine
 
 
 def run(engine: Capturer, *paths: Path, **options: object) -> PrecomputeResult:
-    return precompute(engine, paths, **{"chunk_tokens": 8, **options})  # type: ignore[arg-type]
+    return precompute(engine, paths, **{"chunk_tokens": 8, "context": ("head",), **options})  # type: ignore[arg-type]
 
 
 def chunk_texts(store: KVStore, engine: MadeUpEngine, name: str) -> list[str]:

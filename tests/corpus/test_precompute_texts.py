@@ -6,7 +6,9 @@ from tests.corpus.made_up_engine import FINGERPRINT, MadeUpEngine
 
 
 def test_texts_are_chunks_as_they_are(engine: MadeUpEngine, store: KVStore) -> None:
-    result = precompute_texts(engine, [("one", ["w1 w2 w3", "w4"]), ("two", ["w4"])], head="w0")
+    result = precompute_texts(
+        engine, [("one", ["w1 w2 w3", "w4"]), ("two", ["w4"])], head="w0", context=["head"]
+    )
     assert (result.documents, result.changed, result.chunks_captured) == (2, 2, 3)
     source = store.source(FINGERPRINT, "default", "one")
     assert source is not None
@@ -19,9 +21,9 @@ def test_texts_are_chunks_as_they_are(engine: MadeUpEngine, store: KVStore) -> N
 
 
 def test_only_other_texts_are_computed(engine: MadeUpEngine, store: KVStore) -> None:
-    precompute_texts(engine, [("one", ["w1", "w2"])])
-    assert precompute_texts(engine, [("one", ["w1", "w2"])]).unchanged == 1
-    result = precompute_texts(engine, [("one", ["w1", "w3"])])
+    precompute_texts(engine, [("one", ["w1", "w2"])], context=["head"])
+    assert precompute_texts(engine, [("one", ["w1", "w2"])], context=["head"]).unchanged == 1
+    result = precompute_texts(engine, [("one", ["w1", "w3"])], context=["head"])
     assert (result.changed, result.chunks_captured, result.chunks_reused) == (1, 1, 1)
     assert len(list(store.chunks())) == 2, "w2 is nobody's any more"
     # Cut elsewhere, the same text is another document.

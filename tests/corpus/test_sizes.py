@@ -36,7 +36,9 @@ def test_a_store_does_not_become_larger_than_it_may(
     for number in range(50):
         (docs / f"more {number:02}.txt").write_text(sentence(number + 10))
     one = 8 * engine.kv_bytes_per_token
-    few = precompute(engine, [docs], chunk_tokens=8, namespace="another", max_bytes=20 * one)
+    few = precompute(
+        engine, [docs], chunk_tokens=8, context=["head"], namespace="another", max_bytes=20 * one
+    )
     assert few.chunks_captured == 20
     assert len(few.failures) == few.documents - few.changed
     assert all("(max_bytes)" in failure.reason for failure in few.failures)
@@ -44,11 +46,17 @@ def test_a_store_does_not_become_larger_than_it_may(
     # The files' headers, which are larger than so small chunks, are counted once some are written.
     engine.kv_bytes_per_token = few.bytes // few.tokens
     there = few.bytes
-    more = precompute(engine, [docs], chunk_tokens=8, max_bytes=there + 40 * few.bytes // 20)
+    more = precompute(
+        engine, [docs], chunk_tokens=8, context=["head"], max_bytes=there + 40 * few.bytes // 20
+    )
     assert 38 <= more.chunks_captured <= 40 and more.failures
-    nothing_new = precompute(engine, [docs / "a.txt"], chunk_tokens=8, max_bytes=0)
+    nothing_new = precompute(
+        engine, [docs / "a.txt"], chunk_tokens=8, context=["head"], max_bytes=0
+    )
     assert (nothing_new.changed, nothing_new.failures) == (1, [])
-    assert not precompute(engine, [docs], chunk_tokens=8, max_bytes=10**9).failures
+    assert not precompute(
+        engine, [docs], chunk_tokens=8, context=["head"], max_bytes=10**9
+    ).failures
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, "20GB", True])

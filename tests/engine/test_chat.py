@@ -194,7 +194,7 @@ def test_a_prompt_with_an_image_is_blended_before_it(backend: LocalBackend) -> N
     # As they stand in a prompt: an image's place is filled with as many `<image>` tokens.
     placeholders = "<image>" * (IMAGE_SIZE // PATCH_SIZE) ** 2 + " " + TEXT
     result = backend.store_texts([("text", [TEXT]), ("image and text", [placeholders])])
-    assert result.chunks_captured == 2
+    assert result.chunks_captured == 4
     fields = {"max_tokens": 4, "temperature": 0, "logprobs": True, "top_logprobs": 3}
 
     only_text = backend.answer(ask_with(text), fields, {})

@@ -56,7 +56,7 @@ def test_a_blend_never_sees_blocks_of_another_plan(engine: Engine, namespace: st
         {"ratio": 0.1, "namespace": namespace},
         {"ratio": 0.4, "namespace": namespace},
         {"selector": "none", "namespace": namespace},
-        {"ratio": 0.1, "check_layer": 3, "namespace": namespace},
+        {"selector": "kv_deviation", "ratio": 0.1, "check_layer": 3, "namespace": namespace},
     ]
     alone = []
     for plan in plans:

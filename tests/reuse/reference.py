@@ -119,7 +119,7 @@ def check_best_context(
     def rank(chunk: StoredTokens, at: int) -> tuple[bool, int, int]:
         context = chunk.context.tolist()
         exact = list(prompt[:at]) == context
-        return not exact, -fitting(context, prompt, at), len(context) or 1 << 62
+        return not exact, -fitting(context, prompt, at), -len(context)
 
     for span in spans:
         taken = store[span.chunk_id]

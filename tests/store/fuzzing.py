@@ -146,6 +146,9 @@ def content_of(file: ChunkFile | StateFile) -> Content:
     tensors = [tensor for layer in range(header.layers) for tensor in file.layer(layer)]
     assert all(tensor.shape[0] == len(header.tokens) for tensor in tensors)
     _require_finite(tensors)
+    if (sensitivity := file.sensitivity()) is not None:
+        assert sensitivity.shape == (header.layers, len(header.tokens))
+        tensors.append(sensitivity)
     tokens = [header.tokens.tobytes(), header.context.tobytes()]
     said = {
         name: value for name, value in asdict(header).items() if name not in ("tokens", "context")

@@ -64,9 +64,9 @@ def test_grown(path: Path) -> None:
 def test_truncated_while_open(path: Path) -> None:
     with ChunkFile(path, model=made.MODEL) as file:
         os.truncate(path, path.stat().st_size - 10)
-        file.layer(0)
+        file.layer(1)
         with pytest.raises(ChunkFileError, match="torn"):
-            file.layer(1)
+            file.sensitivity()
 
 
 def test_altered_while_open(path: Path) -> None:
@@ -74,9 +74,9 @@ def test_altered_while_open(path: Path) -> None:
         with path.open("r+b") as other:
             other.seek(-1, os.SEEK_END)
             other.write(b"\x55")
-        file.layer(0)
-        with pytest.raises(ChunkFileError, match=r"0001\.v"):
-            file.layer(1)
+        file.layer(1)
+        with pytest.raises(ChunkFileError, match="sensitivity"):
+            file.sensitivity()
 
 
 def test_missing(path: Path) -> None:
