@@ -22,7 +22,7 @@ class Preset:
     check_layer: int
 
 
-# Chosen by the measurements in docs/quality.md; nowhere else is a default of these written down.
+# Chosen by the measurements in docs/quality-real.md; nowhere else is a default of these written down.
 BALANCED = Preset(ratio=0.15, selector="sensitivity_attention", check_layer=1)
 PRESETS: Mapping[str, Preset] = {
     "fast": replace(BALANCED, ratio=0.05),

@@ -30,7 +30,13 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.quality_real import tasks
 from benchmarks.quality_real.network import Network
 from benchmarks.quality_real.report import draw, table
-from benchmarks.quality_real.ways import Context, Outcome, Stored, attention_score
+from benchmarks.quality_real.ways import (
+    Context,
+    Outcome,
+    Stored,
+    attention_score,
+    sensitivity_score,
+)
 from semkv_rag.corpus.context import PASSAGE
 from workbench.figures import OUTPUT, save
 
@@ -100,27 +106,25 @@ def measure(network: Network, task: tasks.Task) -> dict[str, Any]:
     ways["head: as stored"] = alone.blended(nothing, 0)
     ways["left: as stored"] = both.blended(nothing, 0)
     ways["exact"] = both.blended(torch.arange(len(both.candidates)), 0)
+    attention, _, cost = both.looked
+    sensitive = sensitivity_score(both, alone.cache)
     for charge in CHARGES:
         share = f"{charge * 100:g} %"
-        for where, stored in (("head", alone), ("left", both)):
-            for rule in ("kv_deviation_published", "k_deviation_published"):
-                if where == "left" and rule[0:2] == "k_":
-                    continue
-                ratio = stored.ratio_checked(charge)
-                if ratio is not None:
-                    ways[f"{where}: {rule}, {share}"] = stored.checked(rule, ratio)
-        attention, _, cost = both.looked
-        sensitive = (attention * both.change(alone.cache)).sum(0)
         ratio = both.ratio_asked(charge)
         ways[f"left: sensitivity_attention, {share}"] = both.scored(sensitive, ratio, cost)
-        if charge in (0.1, 0.15):
-            ways[f"left: query_attention, {share}"] = both.scored(
-                attention_score(both), ratio, cost
-            )
-            true = (attention * both.change(context.full)).sum(0)
-            ways[f"left: oracle, {share}"] = both.scored(true, ratio, cost)
-    attention, _, cost = left_only.looked
-    sensitive = (attention * left_only.change(head)).sum(0)
+        picked = alone.ratio_checked(charge)
+        if picked is not None and charge < 0.2:
+            for rule in ("kv_deviation_published", "k_deviation_published"):
+                ways[f"head: {rule}, {share}"] = alone.checked(rule, picked)
+    ratio = both.ratio_asked(0.15)
+    ways["left: kv_deviation_published, 15 %"] = both.checked(
+        "kv_deviation_published", both.ratio_checked(0.15) or 0.0
+    )
+    ways["left: query_attention, 15 %"] = both.scored(attention_score(both), ratio, cost)
+    true = (attention * both.change(context.full)).sum(0)
+    ways["left: oracle, 15 %"] = both.scored(true, ratio, cost)
+    _, _, cost = left_only.looked
+    sensitive = sensitivity_score(left_only, head)
     ways["left only: sensitivity_attention, 15 %"] = left_only.scored(
         sensitive, left_only.ratio_asked(0.15), cost
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 from benchmarks.quality_real.network import Cache, Network
 from benchmarks.quality_real.tasks import Task
 from semkv_rag.blend import SELECTOR_TYPES, Candidates, pick, smoothed
+from semkv_rag.blend.selectors import SensitivityAttention
 
 INSTRUCTION = "Answer the question by the passages, in as few words as you can.\n\n"
 SEPARATOR = "\n\n"
@@ -296,5 +297,18 @@ class Stored:
 
 
 def attention_score(stored: Stored) -> Tensor:
+    """As the selector `query_attention`, [candidates]."""
     seen, _, _ = stored.looked
     return smoothed(seen[1:].mean(0), stored.context.rank[stored.candidates])
+
+
+def sensitivity_score(stored: Stored, other: Cache) -> Tensor:
+    """As the selector `sensitivity_attention`, [candidates].
+
+    Args:
+        other: the prompt's cache with the chunks as stored behind the head.
+    """
+    seen, _, _ = stored.looked
+    weighed = (seen * stored.change(other))[1:].mean(0)
+    rank = stored.context.rank[stored.candidates]
+    return smoothed(weighed, rank, SensitivityAttention.REACH)

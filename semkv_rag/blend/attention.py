@@ -40,18 +40,20 @@ def question_attention(
     return pooled / (question * heads)
 
 
-def smoothed(scores: Tensor, rank_in_span: Tensor) -> Tensor:
-    """The mean of each token's score and its two neighbours', of its own span alone, [tokens].
+def smoothed(scores: Tensor, rank_in_span: Tensor, reach: int = 1) -> Tensor:
+    """The mean of each token's score and its neighbours', of its own span alone, [tokens].
 
     As SnapKV pools (arXiv 2404.14469, section 4.1): what stands beside an attended token is often
-    read next.
+    read next. Beyond a span's ends scores are taken to be 0.
 
     Args:
         scores: [tokens].
         rank_in_span: [tokens], int64: 0 for the first token of each span.
+        reach: how many neighbours count on either side.
     """
-    joined = (rank_in_span[1:] > 0).to(scores)
     total = scores.clone()
-    total[1:] += scores[:-1] * joined
-    total[:-1] += scores[1:] * joined
-    return total / 3
+    for distance in range(1, min(reach, len(scores) - 1) + 1):
+        joined = (rank_in_span[distance:] >= distance).to(scores)
+        total[distance:] += scores[:-distance] * joined
+        total[:-distance] += scores[distance:] * joined
+    return total / (2 * reach + 1)

@@ -155,13 +155,19 @@ class SensitivityAttention(QueryAttention):
     are off there. The second is not known, but how much they change with what stands before is, from
     when the chunk was stored. No layer is computed to find it out. Chunks that were stored without are
     scored by attention alone.
+
+    Each token counts with `REACH` neighbours on either side. A fact that is computed in part, some of a
+    number's digits, say, may come out worse than one that is all stale.
     """
 
     weighs_layers = True
 
+    REACH = 4
+
     def scores(self, candidates: Candidates) -> Tensor:
         assert candidates.attention is not None
-        return candidates.attention
+        rank = candidates.rank_in_span.to(candidates.attention.device)
+        return smoothed(candidates.attention, rank, self.REACH)
 
 
 class TwoHopAttention(QueryAttention):

@@ -16,8 +16,8 @@ Three more selectors are the same with a change. `kv_deviation_gradual`: above t
 picked are compared again at each layer, and fewer of them go on to the next. `kv_deviation_published`:
 the check layer too keeps fresh K and V of picked tokens only. `k_deviation_published`: likewise, and
 only K is compared. Those that look at the question score what it attends to (`asked`), each token with
-its neighbours, or the product of that with the deviation. `sensitivity_attention` has no neighbours: in
-each layer the attention counts as much as the token's stored sensitivity says.
+its neighbours, or the product of that with the deviation. `sensitivity_attention` counts four
+neighbours on either side, and in each layer attention as much as the token's stored sensitivity says.
 `deviation_weighted_attention` takes the deviation's root there, plus four times the mean root.
 `two_hop_attention` picks half of its tokens as `query_attention`, and the other half by what the first
 half attends to.
@@ -91,8 +91,7 @@ class ReferenceModel(StoringModel):
         asked = None
         if picked is None and plan.question is not None:
             asked = self.asked(prompt, plan, stored)
-            if selector != "sensitivity_attention":
-                asked = with_neighbours(asked, plan)
+            asked = with_neighbours(asked, plan, 4 if selector == "sensitivity_attention" else 1)
         if picked is None:
             picked = _picked_up_front(plan, inexact, asked)
         if selector == "two_hop_attention" and asked is not None:
@@ -228,13 +227,13 @@ def masks(plan: ReusePlan, length: int) -> tuple[Tensor, Tensor]:
     return exact, inexact
 
 
-def with_neighbours(scores: Tensor, plan: ReusePlan) -> Tensor:
-    """Each token's score and its two neighbours' within its span, [prompt tokens], divided by three."""
+def with_neighbours(scores: Tensor, plan: ReusePlan, reach: int = 1) -> Tensor:
+    """Each token's score and its neighbours' within its span, [prompt tokens], by their most."""
     summed = torch.full_like(scores, torch.nan)
     for span in plan.spans:
         for place in range(span.dst, span.end):
-            near = range(max(place - 1, span.dst), min(place + 2, span.end))
-            summed[place] = sum(scores[other] for other in near) / 3
+            near = range(max(place - reach, span.dst), min(place + reach + 1, span.end))
+            summed[place] = sum(scores[other] for other in near) / (2 * reach + 1)
     return summed
 
 
