@@ -303,10 +303,10 @@ def test_an_index_that_is_there(
 ) -> None:
     nodes = [TextNode(text=text) for text in (A, B)]
     result = precompute_index(
-        VectorStoreIndex(nodes, embed_model=embedding), llm, context=("head",)
+        VectorStoreIndex(nodes, embed_model=embedding), llm, head="", context=("head",)
     )
     assert result.chunks_captured == 2
-    assert precompute_index(SummaryIndex(nodes), llm, context=("head",)).unchanged == 2
+    assert precompute_index(SummaryIndex(nodes), llm, head="", context=("head",)).unchanged == 2
     assert len(stored(engine, namespace)) == 2
     assert behind_nothing(llm).forget([nodes[0].node_id, "never there"]) == 1
     assert stored(engine, namespace).keys() == {id_of(engine, namespace, B)}
