@@ -69,7 +69,7 @@ def markdown(rows: Sequence[Row]) -> str:
                 for row in some
                 if name in ("full", "bare") or name in row["ways"]
             ]
-            cells.append(f"{100 * float(np.mean(scores)):.0f}")
+            cells.append(f"{100 * float(np.mean(scores)):.0f}" if scores else "-")
         told = {"full": "full prefill", "bare": "no passages"}.get(name, name)
         lines.append(f"| {told} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
