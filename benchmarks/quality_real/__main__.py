@@ -36,6 +36,7 @@ from benchmarks.quality_real.ways import (
     Stored,
     attention_score,
     sensitivity_score,
+    weighed_attention,
 )
 from semkv_rag.corpus.context import PASSAGE
 from workbench.figures import OUTPUT, save
@@ -99,19 +100,20 @@ def measure(network: Network, task: tasks.Task) -> dict[str, Any]:
     context = Context(network, task, passage)
     head, left = context.stored("head"), context.stored("left")
     alone = Stored(context, head, exact_first=True)
+    left_only = Stored(context, left.clone(), exact_first=False)
     both = Stored(context, left, exact_first=True)
-    left_only = Stored(context, context.stored("left"), exact_first=False)
     ways: dict[str, Outcome] = {}
     nothing = torch.zeros(0, dtype=torch.int64)
     ways["head: as stored"] = alone.blended(nothing, 0)
     ways["left: as stored"] = both.blended(nothing, 0)
     ways["exact"] = both.blended(torch.arange(len(both.candidates)), 0)
     attention, _, cost = both.looked
-    sensitive = sensitivity_score(both, alone.cache)
+    weighed = weighed_attention(both, alone.cache)
+    sensitive = sensitivity_score(both, weighed)
     for charge in CHARGES:
         share = f"{charge * 100:g} %"
         ratio = both.ratio_asked(charge)
-        ways[f"left: sensitivity_attention, {share}"] = both.scored(sensitive, ratio, cost)
+        ways[f"left: sensitivity_attention, {share}"] = both.scored(sensitive, ratio, cost, weighed)
         picked = alone.ratio_checked(charge)
         if picked is not None and charge < 0.2:
             for rule in ("kv_deviation_published", "k_deviation_published"):
@@ -124,7 +126,7 @@ def measure(network: Network, task: tasks.Task) -> dict[str, Any]:
     true = (attention * both.change(context.full)).sum(0)
     ways["left: oracle, 15 %"] = both.scored(true, ratio, cost)
     _, _, cost = left_only.looked
-    sensitive = sensitivity_score(left_only, head)
+    sensitive = sensitivity_score(left_only, weighed_attention(left_only, head))
     ways["left only: sensitivity_attention, 15 %"] = left_only.scored(
         sensitive, left_only.ratio_asked(0.15), cost
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -50,6 +51,7 @@ class Context:
     def __init__(self, network: Network, task: Task, passage: list[int]) -> None:
         self.network, self.task, self.passage = network, task, passage
         self.open: list[_Open] = []
+        self._lefts: dict[tuple[int, ...], Cache] = {}
         tokenizer = network.tokenizer
         text = tokenizer.apply_chat_template(
             [{"role": "user", "content": INSTRUCTION + "\x00"}],
@@ -105,6 +107,13 @@ class Context:
             )
             logits = self.network.logits(hidden)
 
+    def behind_left(self, left: Sequence[int]) -> Cache:
+        """A left neighbour behind the head; once, where chunks stand in their document's order."""
+        key = tuple(left)
+        if key not in self._lefts:
+            self._lefts[key] = self.network.prefill(left, self._heads)
+        return self._lefts[key]
+
     def stored(self, how: str) -> Cache:
         """The prompt's cache with each chunk as it is stored; the rest is full prefill's.
 
@@ -117,8 +126,10 @@ class Context:
             elif how == "passage" or not one.left:
                 before = self._passages
             else:
-                before = self.network.prefill(one.left, self._heads)
+                before = self.behind_left(one.left)
             kv, base = self.network.prefill(one.tokens, before), before.keys.shape[2]
+            if how == "head":
+                self._lefts[tuple(one.tokens)] = kv
             result.keys[:, :, first:end] = self.network.moved(kv.keys[:, :, base:], first - base)
             result.values[:, :, first:end] = kv.values[:, :, base:]
         return result
@@ -140,6 +151,7 @@ class Context:
         first = len(self.question) - 1
         logs = network.logits(hidden[first:]).log_softmax(-1)
         each = (self.full_log.exp() * (self.full_log - logs)).sum(-1)
+        entropies = -(logs.exp() * logs).sum(-1)
         likeliest = logs.argmax(-1)
         same = likeliest == torch.tensor(self.answer)
         if bool(same.all()):
@@ -157,6 +169,7 @@ class Context:
             same=bool(same.all()),
             charged=charged,
             text=text,
+            risk={"entropy": float(entropies[0]), "entropies": float(entropies.mean())},
         )
         if not outcome.same:
             self.open[-1].outcome = outcome
@@ -235,16 +248,30 @@ class Stored:
         places = torch.cat((self.candidates[picked], self.fresh)).sort().values
         if len(places):
             self.network.run(self.tokens_at(places), places, cache)
+        self.last = cache
         cost += self.network.rows - before
         return self.context.answered(cache, cost / (self.network.layers * self.context.end))
 
-    def scored(self, scores: Tensor, ratio: float, cost: int) -> Outcome:
+    def scored(
+        self, scores: Tensor, ratio: float, cost: int, weighed: Tensor | None = None
+    ) -> Outcome:
+        """The best by `scores` computed again.
+
+        Args:
+            weighed: attention x sensitivity, [layers, candidates]: what the estimate of the loss is of.
+        """
         picked = pick(scores, round(ratio * len(self.candidates)))
         outcome = self.blended(picked, cost)
-        outcome.risk = {
-            "all": float(scores.sum()),
-            "left": float(scores.sum() - scores[picked].sum()),
-        }
+        if weighed is not None:
+            seen, _, _ = self.looked
+            kept = torch.ones(len(self.candidates), dtype=torch.bool)
+            kept[picked] = False
+            changed = (seen * self.change(self.last))[1:][:, picked]
+            outcome.risk |= {
+                "left": float(weighed[1:][:, kept].sum(1).mean()),
+                "picked": float(weighed[1:][:, picked].sum(1).mean()),
+                "changed": float(changed.sum(1).mean()),
+            }
         return outcome
 
     def ratio_asked(self, charge: float) -> float:
@@ -302,13 +329,17 @@ def attention_score(stored: Stored) -> Tensor:
     return smoothed(seen[1:].mean(0), stored.context.rank[stored.candidates])
 
 
-def sensitivity_score(stored: Stored, other: Cache) -> Tensor:
-    """As the selector `sensitivity_attention`, [candidates].
+def weighed_attention(stored: Stored, other: Cache) -> Tensor:
+    """The question's attention x how far V changes from `other`, [layers, candidates].
 
     Args:
         other: the prompt's cache with the chunks as stored behind the head.
     """
     seen, _, _ = stored.looked
-    weighed = (seen * stored.change(other))[1:].mean(0)
+    return seen * stored.change(other)
+
+
+def sensitivity_score(stored: Stored, weighed: Tensor) -> Tensor:
+    """As the selector `sensitivity_attention`, [candidates], of `weighed_attention`."""
     rank = stored.context.rank[stored.candidates]
-    return smoothed(weighed, rank, SensitivityAttention.REACH)
+    return smoothed(weighed[1:].mean(0), rank, SensitivityAttention.REACH)

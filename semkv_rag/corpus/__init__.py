@@ -5,7 +5,13 @@ from semkv_rag.corpus.context import CONTEXT_MODES, DEFAULT_CONTEXT, ContextMode
 from semkv_rag.corpus.lazy import LazyCapturer
 from semkv_rag.corpus.precompute import DEFAULT_CHUNK_TOKENS, precompute, precompute_texts
 from semkv_rag.corpus.progress import Failure, OnProgress, PrecomputeProgress, PrecomputeResult
-from semkv_rag.corpus.readers import DocumentFile, FoundFiles, find_files, read_document
+from semkv_rag.corpus.readers import (
+    DocumentFile,
+    FoundFiles,
+    find_files,
+    is_markdown,
+    read_document,
+)
 from semkv_rag.corpus.sources import forget_sources
 from semkv_rag.corpus.split import TextChunk, split_text
 
@@ -28,6 +34,7 @@ __all__ = [
     "find_files",
     "forget_sources",
     "head_tokens",
+    "is_markdown",
     "precompute",
     "precompute_texts",
     "read_document",

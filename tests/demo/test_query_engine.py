@@ -9,17 +9,25 @@ from typing import Any
 
 import pytest
 
+from semkv_rag import ReuseOptions
 from workbench.starts import run_program
 
 pytestmark = pytest.mark.engine
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "query_engine.py"
+READER = SCRIPT.parent / "reader"
+CORPUS = SCRIPT.parent / "corpus"
 QUESTIONS = 8
+
+
+def _ways(figures: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {line["way"]: line for line in figures["ways"]}
 
 
 def _run(folder: Path, *options: str) -> tuple[str, dict[str, Any]]:
     out = folder / "demo.json"
-    command = [sys.executable, str(SCRIPT), "--store", str(folder / "store"), "--out", str(out)]
+    command = [sys.executable, str(SCRIPT), "--model", str(READER), "--docs", str(CORPUS)]
+    command += ["--store", str(folder / "store"), "--out", str(out)]
     ended = run_program(*command, *options)
     assert ended.returncode == 0, ended.stderr[-4000:]
     return ended.stdout, json.loads(out.read_text())
@@ -34,19 +42,24 @@ def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, dict
 def test_it_answers_right_with_reuse(first_run: tuple[Path, str, dict[str, Any]]) -> None:
     _, printed, figures = first_run
     assert figures["questions"] == QUESTIONS
-    assert figures["plain_accuracy"] >= 7 / 8
-    assert figures["blend_accuracy"] >= 7 / 8
-    assert figures["reuse_only_accuracy"] < figures["blend_accuracy"]
-    assert figures["not_reused"] == []
+    ways = _ways(figures)
+    assert ways["plain"]["right"] >= 7 / 8
+    assert ways["blended"]["right"] >= 7 / 8
+    assert ways["as stored"]["right"] < ways["blended"]["right"]
+    assert ways["blended"]["not_reused"] == []
+    assert all(len(answer) == 5 for answer in figures["answers"])
     assert "0 found precomputed" in printed
     assert "right answers" in printed
 
 
 def test_its_figures_are_of_real_reuse(first_run: tuple[Path, str, dict[str, Any]]) -> None:
-    _, _, figures = first_run
-    assert 0.5 < figures["reused_share"] < 1
-    assert 0 < figures["recomputed_share"] <= 0.15
-    assert figures["ttft_ratio"] > 0
+    folder, _, figures = first_run
+    ways = _ways(figures)
+    assert 0.5 < ways["blended"]["reused"] < 1
+    assert 0 < ways["blended"]["recomputed"] <= ReuseOptions().ratio
+    assert ways["plain"]["reused"] == ways["as stored"]["recomputed"] == 0
+    assert ways["plain"]["as_plain"] == ways["plain"]["sooner"] == 1
+    assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.soak
@@ -59,5 +72,5 @@ def test_a_second_run_finds_everything_and_takes_questions_without_answers(
     printed, figures = _run(folder, "--questions", str(questions))
     assert "40 found precomputed, 0 chunks" in printed
     assert figures["questions"] == 1
-    assert figures["plain_accuracy"] is None
-    assert "right answers" not in printed
+    assert _ways(figures)["plain"]["right"] is None
+    assert "✓" not in printed
