@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,6 +31,7 @@ from semkv_rag.corpus import (
     PrecomputeResult,
     precompute,
 )
+from semkv_rag.corpus.chat_head import chat_head
 from semkv_rag.corpus.context import context_modes
 from semkv_rag.errors import OptionError
 from semkv_rag.known_fingerprints import KnownFingerprint
@@ -62,11 +63,21 @@ def precompute_command(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="The same, out of a file."),
     ] = None,
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat",
+            help="Prompts go through the model's chat template, and the head is what the user's message "
+            "begins with.",
+        ),
+    ] = False,
+    system: Annotated[str | None, typer.Option(help="The system message, with --chat.")] = None,
     context: Annotated[
         list[str] | None,
         typer.Option(
             help=f"What stands to a chunk's left while it is computed: {', '.join(CONTEXT_MODES)};"
-            " may be repeated, a variant of each chunk for each. head unless given."
+            " may be repeated, a variant of each chunk for each."
+            f" {' and '.join(DEFAULT_CONTEXT)} unless given."
         ),
     ] = None,
     sync: Annotated[
@@ -96,10 +107,15 @@ def precompute_command(
     """
     if head and head_file:
         raise typer.BadParameter("use --head or --head-file", param_hint="--head")
+    if system is not None and not chat:
+        raise typer.BadParameter("use it with --chat", param_hint="--system")
+    start_of_prompts = _head(head_file) if head_file else head
     modes = context_modes(context or DEFAULT_CONTEXT)
     most = None if max_bytes is None else options.size_in_bytes(max_bytes)
     arguments = options.engine_args(engine_arg)
     check_model(model, arguments.get("download_dir"))
+    if chat:
+        start_of_prompts = _chat_head(model, arguments, start_of_prompts, system)
     with data_only_stdout(), ExitStack() as stack:
         if dry_run and not store.is_dir():  # it is not made for that
             store = Path(stack.enter_context(TemporaryDirectory()))
@@ -136,7 +152,7 @@ def precompute_command(
                 namespace=namespace,
                 chunk_tokens=chunk_tokens,
                 overlap=overlap,
-                head=_head(head_file) if head_file else head,
+                head=start_of_prompts,
                 context=modes,
                 sync=sync,
                 max_bytes=most,
@@ -214,3 +230,28 @@ def _head(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise OptionError(f"--head-file {path} is not read: {error}") from error
+
+
+def _chat_head(model: str, arguments: dict[str, Any], user: str, system: str | None) -> str:
+    """The head behind the chat template of a model, of which only the tokenizer is loaded.
+
+    Raises:
+        OptionError: it has no tokenizer with a chat template.
+    """
+    from transformers import AutoTokenizer
+
+    name = arguments.get("tokenizer") or model
+    revision = arguments.get("tokenizer_revision") or arguments.get("revision")
+    trust = bool(arguments.get("trust_remote_code"))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            name,
+            revision=revision,
+            trust_remote_code=trust,
+            cache_dir=arguments.get("download_dir"),
+        )
+    except (OSError, ValueError) as error:
+        raise OptionError(
+            f"--chat: the tokenizer of {name} is not read: {error}; give --head as a text"
+        ) from error
+    return chat_head(tokenizer, user, system)

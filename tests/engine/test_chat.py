@@ -17,6 +17,8 @@ import pytest
 from PIL import Image
 
 from semkv_rag.backend import LocalBackend, Part
+from semkv_rag.corpus import precompute_texts
+from semkv_rag.corpus.chat_head import chat_head
 from semkv_rag.engine import Engine
 from semkv_rag.engine.chat import ChatSettings
 from semkv_rag.errors import EngineError, OptionError
@@ -265,3 +267,17 @@ def test_a_closed_engine_says_so(engines: Engines, reader: Path) -> None:
     with pytest.raises(EngineError, match="closed"):
         backend.stream("text", {}, {})
     engine.hint(["text"])
+
+
+def test_a_message_behind_the_head_of_the_chat_template_is_reused_as_it_is(
+    llava: Engine, namespace: str
+) -> None:
+    rule, passage = "who owns this harbour and the store ?\n" * 4, "the store keeps the floor . " * 8
+    head = chat_head(llava.tokenizer, rule)
+    precompute_texts(llava, [("one", [passage])], namespace=namespace, head=head)
+    message = {"role": "user", "content": f"{rule}{passage}Who?"}
+    asked = LocalBackend(llava).answer([message], {"max_tokens": 1}, {"namespace": namespace})
+    tokens = llava.tokenizer.encode(head + passage, add_special_tokens=False)
+    seen = report(asked)
+    assert seen.exact_tokens + seen.cached_tokens >= len(tokens) - 1
+    assert seen.recomputed_tokens == 0
