@@ -4,31 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from semkv_rag.errors import OptionError
 
 DEFAULT_NAMESPACE = "default"
 MAX_NAME_LENGTH = 128
 MAX_QUESTION_TOKENS = 256
+AUTO: Literal["auto"] = "auto"
+FIRST_RATIO = 0.05
+"""With `auto`, what is computed before anything is estimated."""
+MAX_PROMISE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """The options that decide what a blend costs and how close it comes, under one name."""
+    """The options that decide what a blend costs and how close it comes, under one name.
+
+    Attributes:
+        promise: see `ReuseOptions`.
+    """
 
     ratio: float
     selector: str
     check_layer: int
+    promise: float
 
 
 # Chosen by the measurements in docs/quality-real.md; nowhere else is a default of these written down.
-BALANCED = Preset(ratio=0.15, selector="sensitivity_attention", check_layer=1)
+BALANCED = Preset(ratio=0.18, selector="sensitivity_attention", check_layer=1, promise=0.02)
 PRESETS: Mapping[str, Preset] = {
-    "fast": replace(BALANCED, ratio=0.05),
+    "fast": replace(BALANCED, ratio=0.05, promise=0.05),
     "balanced": BALANCED,
     # Everything is computed but what is right as it is: exact spans, and vLLM's prefix cache.
-    "exact": replace(BALANCED, ratio=1.0),
+    "exact": replace(BALANCED, ratio=1.0, promise=0.0),
 }
 PRESET_FIELDS = tuple(field.name for field in fields(Preset))
 
@@ -39,10 +48,13 @@ class ReuseOptions:
 
     Attributes:
         enabled: False answers as plain vLLM does.
-        ratio: recomputed reused tokens / reused tokens, 0 to 1. 1.0 equals plain prefill.
+        ratio: recomputed reused tokens / reused tokens, 0 to 1. 1.0 equals plain prefill. `auto`: as
+            many as it takes for the expected loss to be at most `promise`, up to all.
         selector: the rule that picks the recomputed tokens, by its name in `semkv_rag.blend`.
         check_layer: the layer at which selectors that look at deviations compare; layers below it
             are computed for every reused token. At least 1: layer 0 sees no context.
+        promise: the loss that `ratio="auto"` may cost on average: the KL divergence from full prefill
+            over an answer's tokens, nats a token. Without `auto` it means nothing.
         question_tokens: how many tokens at the prompt's end are the question, for selectors that
             ask what it attends to. None: those behind the last stored chunk, within bounds
             (`semkv_rag.reuse.question`).
@@ -55,9 +67,10 @@ class ReuseOptions:
     """
 
     enabled: bool = True
-    ratio: float = BALANCED.ratio
+    ratio: float | Literal["auto"] = BALANCED.ratio
     selector: str = BALANCED.selector
     check_layer: int = BALANCED.check_layer
+    promise: float = BALANCED.promise
     question_tokens: int | None = None
     namespace: str = DEFAULT_NAMESPACE
     source_version: str = ""
@@ -65,11 +78,16 @@ class ReuseOptions:
     def __post_init__(self) -> None:
         if not isinstance(self.enabled, bool):
             raise OptionError(f"enabled is {self.enabled!r}: use true or false")
-        number = isinstance(self.ratio, int | float) and not isinstance(self.ratio, bool)
-        if not number or not 0 <= self.ratio <= 1:
-            raise OptionError(f"ratio is {self.ratio!r}: use a number from 0 to 1")
+        if self.ratio != AUTO and not (_is_number(self.ratio) and 0 <= self.ratio <= 1):
+            raise OptionError(f"ratio is {self.ratio!r}: use a number from 0 to 1, or auto")
         if self.selector not in SELECTORS:
             raise OptionError(f"selector is {self.selector!r}: use one of {', '.join(SELECTORS)}")
+        if self.ratio == AUTO and self.selector not in KNOWS_RISK:
+            raise OptionError(
+                f"ratio is auto, which selector {self.selector} cannot do: use {', '.join(KNOWS_RISK)}"
+            )
+        if not _is_number(self.promise) or not 0 <= self.promise <= MAX_PROMISE:
+            raise OptionError(f"promise is {self.promise!r}: use nats a token, such as 0.02")
         if type(self.check_layer) is not int or self.check_layer < 1:
             raise OptionError(f"check_layer is {self.check_layer!r}: use a layer from 1 up")
         asked = self.question_tokens
@@ -83,7 +101,12 @@ class ReuseOptions:
 
     @property
     def effective_ratio(self) -> float:
-        """The ratio that the selector makes of `ratio`: 0 for `none`, 1 for `all`."""
+        """The ratio that the selector makes of `ratio`: 0 for `none`, 1 for `all`.
+
+        For `auto` the one that it begins with.
+        """
+        if self.ratio == AUTO:
+            return FIRST_RATIO if self.promise > 0 else 1.0
         return {"none": 0.0, "all": 1.0}.get(self.selector, float(self.ratio))
 
     @classmethod
@@ -103,7 +126,7 @@ class ReuseOptions:
 
         Args:
             values: options by name; `preset`, the name of one of `PRESETS`, stands for ratio,
-                selector and check layer, where these are not given themselves.
+                selector, check layer and promise, where these are not given themselves.
 
         Raises:
             OptionError: a key is unknown, or a value out of its range.
@@ -147,6 +170,14 @@ QUERY_AWARE = (
     "deviation_weighted_attention",
     "deviation_x_attention",
 )
+
+
+KNOWS_RISK = ("sensitivity_attention",)
+"""Selectors whose blends say how far off they are expected to be."""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def options_over(over: Mapping[str, Any], under: Mapping[str, Any]) -> dict[str, Any]:

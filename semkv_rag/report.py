@@ -39,7 +39,9 @@ class ReuseReport:
         exact_tokens: reused as they are, because their whole left context was the stored one.
         reused_tokens: reused behind another context, the recomputed ones included.
         recomputed_tokens: of the reused ones, those the selector had computed again.
-        ratio: the recompute ratio that was asked for.
+        ratio: the recompute ratio that was asked for; of `auto`, the one that was spent.
+        risk: how far the answer is expected to be from full prefill's, the mean KL divergence over its
+            tokens, nats a token; None where the selector cannot tell.
         charged_ratio: the blend's share of a full prefill of the same tokens, with the layers that
             were computed for every token counted in, 0 to 1.
         selector: the selector that picked.
@@ -69,6 +71,7 @@ class ReuseReport:
     reused_tokens: int = 0
     recomputed_tokens: int = 0
     ratio: float = 0.0
+    risk: float | None = None
     charged_ratio: float = 0.0
     selector: str = ""
     chunk_ids: tuple[str, ...] = ()

@@ -34,7 +34,7 @@ def picked_levels(engine: Engine, plan: ReusePlan, prompt: list[int]) -> list[li
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         picked = get_kv_transfer_group().executor._blend_pass.picked.get(key)
-        return None if picked is None else [level.tolist() for level in picked]
+        return None if picked is None else [level.tolist() for level in picked.rows]
 
     return inside(engine, remembered)
 

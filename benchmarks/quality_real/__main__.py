@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.quality_real import tasks
-from benchmarks.quality_real.network import Network
+from benchmarks.quality_real.network import Cache, Network
 from benchmarks.quality_real.report import draw, table
 from benchmarks.quality_real.ways import (
     Context,
@@ -38,10 +38,12 @@ from benchmarks.quality_real.ways import (
     sensitivity_score,
     weighed_attention,
 )
+from semkv_rag.config import PRESETS
 from semkv_rag.corpus.context import PASSAGE
 from workbench.figures import OUTPUT, save
 
 ARTICLES = ROOT / "examples" / "articles"
+NOTHING = torch.zeros(0, dtype=torch.int64)
 CHARGES = (0.05, 0.1, 0.15, 0.2)
 
 
@@ -52,6 +54,7 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=192, help="of each passage, at most")
     parser.add_argument("--family", action="append", help="only these; may be given several times")
+    parser.add_argument("--presets", action="store_true", help="the presets and `auto` alone")
     parser.add_argument("--data", type=Path, help="records of MuSiQue's form instead")
     parser.add_argument("--name", help="of the output; the model's, if left out")
     parser.add_argument("--seed", type=int, default=0)
@@ -66,6 +69,8 @@ def main() -> None:
         "passages": arguments.passages,
         "tokens": arguments.tokens,
         "seed": arguments.seed,
+        "families": arguments.family,
+        "presets": arguments.presets,
         "dtype": "bfloat16",
     }
     rows: list[dict[str, Any]] = []
@@ -82,7 +87,8 @@ def main() -> None:
     )
     began = time.monotonic()
     for number in range(len(rows), arguments.contexts):
-        rows.append(measure(network, made.task(number, arguments.passages)))
+        task = made.task(number, arguments.passages)
+        rows.append(measure(network, task, presets=arguments.presets))
         save(name, {**about, "contexts": rows})
         done = number + 1
         print(f"{done} of {arguments.contexts}, {time.monotonic() - began:.0f} s", flush=True)
@@ -94,18 +100,50 @@ def main() -> None:
 
 
 @torch.inference_mode()
-def measure(network: Network, task: tasks.Task) -> dict[str, Any]:
-    """One context under all ways."""
+def measure(network: Network, task: tasks.Task, *, presets: bool = False) -> dict[str, Any]:
+    """One context under all ways, or under those that users choose from."""
     passage = network.tokenizer.encode(PASSAGE, add_special_tokens=False)
     context = Context(network, task, passage)
     head, left = context.stored("head"), context.stored("left")
     alone = Stored(context, head, exact_first=True)
+    ways = of_presets(context, head, left) if presets else of_study(context, head, left)
+    context.finish()
+    return {
+        "family": task.family,
+        "order": task.order,
+        "tokens": context.end,
+        "question_tokens": len(context.question),
+        "full": task.score(context.full_text),
+        "bare": task.score(context.bare_text()),
+        "full_text": context.full_text,
+        "wanted": task.wanted,
+        "ways": {name: asdict(outcome) for name, outcome in ways.items()},
+    }
+
+
+def of_presets(context: Context, head: Cache, left: Cache) -> dict[str, Outcome]:
+    """Plain reuse, the presets, and `ratio="auto"` with their promises."""
+    alone = Stored(context, head, exact_first=True)
+    both = Stored(context, left, exact_first=True)
+    ways = {"head: as stored": alone.blended(NOTHING, 0)}
+    ways["exact"] = both.blended(torch.arange(len(both.candidates)), 0)
+    _, _, cost = both.looked
+    weighed = weighed_attention(both, alone.cache)
+    scores = sensitivity_score(both, weighed)
+    for name in ("fast", "balanced"):
+        preset = PRESETS[name]
+        ways[name] = both.scored(scores, float(preset.ratio), cost, weighed)
+        ways[f"{name}, auto"] = both.automatic(scores, preset.promise, cost, weighed)
+    return ways
+
+
+def of_study(context: Context, head: Cache, left: Cache) -> dict[str, Outcome]:
+    """What was compared to decide on the presets."""
     left_only = Stored(context, left.clone(), exact_first=False)
     both = Stored(context, left, exact_first=True)
     ways: dict[str, Outcome] = {}
-    nothing = torch.zeros(0, dtype=torch.int64)
-    ways["head: as stored"] = alone.blended(nothing, 0)
-    ways["left: as stored"] = both.blended(nothing, 0)
+    ways["head: as stored"] = alone.blended(NOTHING, 0)
+    ways["left: as stored"] = both.blended(NOTHING, 0)
     ways["exact"] = both.blended(torch.arange(len(both.candidates)), 0)
     attention, _, cost = both.looked
     weighed = weighed_attention(both, alone.cache)
@@ -133,18 +171,7 @@ def measure(network: Network, task: tasks.Task) -> dict[str, Any]:
     ways["head: deviation_weighted_attention, ratio 15 %"] = alone.checked(
         "deviation_weighted_attention", 0.15
     )
-    context.finish()
-    return {
-        "family": task.family,
-        "order": task.order,
-        "tokens": context.end,
-        "question_tokens": len(context.question),
-        "full": task.score(context.full_text),
-        "bare": task.score(context.bare_text()),
-        "full_text": context.full_text,
-        "wanted": task.wanted,
-        "ways": {name: asdict(outcome) for name, outcome in ways.items()},
-    }
+    return ways
 
 
 if __name__ == "__main__":

@@ -12,8 +12,18 @@ from torch import Tensor
 
 from benchmarks.quality_real.network import Cache, Network
 from benchmarks.quality_real.tasks import Task
-from semkv_rag.blend import SELECTOR_TYPES, Candidates, pick, smoothed
+from semkv_rag.blend import (
+    SAMPLED,
+    SELECTOR_TYPES,
+    Candidates,
+    expected_loss,
+    left_share,
+    needed,
+    pick,
+    smoothed,
+)
 from semkv_rag.blend.selectors import SensitivityAttention
+from semkv_rag.config import FIRST_RATIO
 
 INSTRUCTION = "Answer the question by the passages, in as few words as you can.\n\n"
 SEPARATOR = "\n\n"
@@ -263,15 +273,32 @@ class Stored:
         picked = pick(scores, round(ratio * len(self.candidates)))
         outcome = self.blended(picked, cost)
         if weighed is not None:
-            seen, _, _ = self.looked
-            kept = torch.ones(len(self.candidates), dtype=torch.bool)
-            kept[picked] = False
-            changed = (seen * self.change(self.last))[1:][:, picked]
-            outcome.risk |= {
-                "left": float(weighed[1:][:, kept].sum(1).mean()),
-                "picked": float(weighed[1:][:, picked].sum(1).mean()),
-                "changed": float(changed.sum(1).mean()),
-            }
+            change = self.seen_change(scores, picked, weighed)
+            share = left_share(weighed[1:].mean(0), picked)
+            outcome.risk |= {"left": share, "change": change, "loss": expected_loss(share, change)}
+        return outcome
+
+    def seen_change(self, scores: Tensor, picked: Tensor, weighed: Tensor) -> float:
+        """How far the V of the last blend's picked tokens were off, as the engine sees it."""
+        seen, _, _ = self.looked
+        sample = picked[pick(scores[picked], SAMPLED)]
+        changed = (seen * self.change(self.last))[1:][:, sample].sum()
+        expected = weighed[1:][:, sample].sum()
+        return float(changed / expected) if expected > 0 else 0.0
+
+    def automatic(self, scores: Tensor, promise: float, cost: int, weighed: Tensor) -> Outcome:
+        """As many as the promise takes: what `ratio="auto"` does."""
+        first = self.scored(scores, FIRST_RATIO, cost, weighed)
+        if first.risk["loss"] <= promise:
+            return first
+        total = weighed[1:].mean(0)
+        count = needed(total, scores, first.risk["change"], promise)
+        picked = pick(scores, count)
+        spent = round(first.charged * self.network.layers * self.context.end)
+        outcome = self.blended(picked, spent)
+        share = left_share(total, picked)
+        change = first.risk["change"]
+        outcome.risk |= {"left": share, "change": change, "loss": expected_loss(share, change)}
         return outcome
 
     def ratio_asked(self, charge: float) -> float:

@@ -2,6 +2,7 @@
 
 from semkv_rag.blend.attention import question_attention, smoothed
 from semkv_rag.blend.charge import BlendShape, charged_ratio, computed_rows, ratio_for_charged
+from semkv_rag.blend.risk import SAMPLED, expected_loss, left_share, needed
 from semkv_rag.blend.rotary import Rotary, rotary_candidates
 from semkv_rag.blend.selectors import (
     MOST_LOOKING,
@@ -15,6 +16,7 @@ from semkv_rag.blend.sensitivity import decoded, encoded, sensitivity_of
 
 __all__ = [
     "MOST_LOOKING",
+    "SAMPLED",
     "SELECTOR_TYPES",
     "BlendShape",
     "Candidates",
@@ -24,7 +26,10 @@ __all__ = [
     "computed_rows",
     "decoded",
     "encoded",
+    "expected_loss",
     "first_half",
+    "left_share",
+    "needed",
     "pick",
     "question_attention",
     "ratio_for_charged",

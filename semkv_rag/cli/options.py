@@ -57,8 +57,12 @@ Preset: TypeAlias = Annotated[
     ),
 ]
 Ratio: TypeAlias = Annotated[
-    float | None,
-    typer.Option("--ratio", help="Recomputed reused tokens / reused tokens, 0 to 1."),
+    str | None,
+    typer.Option(
+        "--ratio",
+        help="Recomputed reused tokens / reused tokens, 0 to 1; auto: as many as the preset's promise"
+        " takes.",
+    ),
 ]
 Selector: TypeAlias = Annotated[
     str | None, typer.Option("--selector", help=f"What picks them: {', '.join(SELECTORS)}.")
@@ -94,7 +98,7 @@ Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")
 
 def reuse_options(
     preset: str | None,
-    ratio: float | None,
+    ratio: str | None,
     selector: str | None,
     question_tokens: int | None = None,
     *,
@@ -108,12 +112,19 @@ def reuse_options(
     """
     given = {
         "preset": preset,
-        "ratio": ratio,
+        "ratio": _ratio(ratio),
         "selector": selector,
         "question_tokens": question_tokens,
     }
     chosen = {name: value for name, value in given.items() if value is not None}
     return ReuseOptions.from_mapping(chosen, ReuseOptions(enabled=enabled, namespace=namespace))
+
+
+def _ratio(value: str | None) -> float | str | None:
+    try:
+        return None if value is None else float(value)
+    except ValueError:
+        return value  # `auto`, or what the options refuse
 
 
 def open_store(root: Path, index_url: str | None, *, read_only: bool = False) -> KVStore:

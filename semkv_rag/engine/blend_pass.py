@@ -18,6 +18,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from semkv_rag.engine.blend_run import BlendRun
+from semkv_rag.engine.block_layout import BlockLayout
 from semkv_rag.engine.eager import EagerModel
 from semkv_rag.engine.span_loader import KVSource
 from semkv_rag.engine.threads import pool_beside_model
@@ -61,6 +62,21 @@ class BlendStats:
     charged_ratio: float
     load_ms: float
     blend_ms: float
+    risk: float | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Picked:
+    """What was picked for a plan and a prompt.
+
+    Attributes:
+        rows: one tensor, or, where fewer go on from layer to layer, one for each.
+        risk: the loss that was expected of it, if the selector tells.
+    """
+
+    rows: list[Tensor]
+    risk: float | None
 
 
 class BlendPass:
@@ -69,6 +85,7 @@ class BlendPass:
     Args:
         model: the loaded model; the rotations of its layers are found.
         piece_tokens: the most tokens of one launch.
+        layouts: of the blocks of each layer.
         total: adds up what tensor-parallel ranks have each found of their own heads, so that all pick
             the same tokens.
     """
@@ -77,17 +94,18 @@ class BlendPass:
         self,
         model: EagerModel,
         piece_tokens: int,
+        layouts: Sequence[BlockLayout],
         total: Callable[[Tensor], Tensor] = lambda scores: scores,
     ) -> None:
         self.model = model
         self.piece_tokens = piece_tokens
+        self.layouts = layouts
         self.total = total
         self.loading = pool_beside_model(1, "semkv-load")
-        # The positions that were picked, by plan and prompt: one tensor, or, where fewer go on from
-        # layer to layer, one for each. When vLLM finds the first blocks of a plan in its prefix cache,
-        # only the others are blended, and they must be the ones of the first time: else an answer
-        # would depend on what happened to be cached.
-        self.picked: OrderedDict[bytes, list[Tensor]] = OrderedDict()
+        # The positions that were picked, by plan and prompt. When vLLM finds the first blocks of a plan
+        # in its prefix cache, only the others are blended, and they must be the ones of the first time:
+        # else an answer would depend on what happened to be cached.
+        self.picked: OrderedDict[bytes, Picked] = OrderedDict()
 
     def close(self) -> None:
         self.loading.shutdown(wait=False, cancel_futures=True)
@@ -106,13 +124,15 @@ class BlendPass:
             run.blend()
         finally:
             run.close()
-        self._remember(task, run.picked)
+        self._remember(task, run.picked, run.risk)
         computed = run.computed_rows / (len(self.model.layers) * len(run.positions))
         return BlendStats(
             recomputed=run.recomputed,
             charged_ratio=computed,
             load_ms=run.waited_ms,
             blend_ms=(time.perf_counter() - began) * 1000,
+            risk=run.risk,
+            note=run.unpromised,
         )
 
     @torch.inference_mode()
@@ -125,18 +145,19 @@ class BlendPass:
             positions = torch.arange(begin, end, device=device)
             self.model.fill(task.tokens[begin:end], blocks, positions)
 
-    def recall(self, task: BlendTask) -> list[Tensor] | None:
+    def recall(self, task: BlendTask) -> Picked | None:
         """The rows, counted from the task's start, that were picked the first time, or None."""
         picked = self.picked.get(task.key())
         if picked is None:
             return None
         self.picked.move_to_end(task.key())
-        return [level[level >= task.start] - task.start for level in picked]
+        rows = [level[level >= task.start] - task.start for level in picked.rows]
+        return Picked(rows, picked.risk)
 
-    def _remember(self, task: BlendTask, picked: Sequence[Tensor]) -> None:
+    def _remember(self, task: BlendTask, picked: Sequence[Tensor], risk: float | None) -> None:
         """Keep the rows that a look at the KV picked, if it was out of all of the plan's tokens."""
         first = task.plan.first_inexact
         if picked and (first is None or task.start <= first):
-            self.picked[task.key()] = [rows + task.start for rows in picked]
+            self.picked[task.key()] = Picked([rows + task.start for rows in picked], risk)
             while len(self.picked) > REMEMBERED_PLANS:
                 self.picked.popitem(last=False)

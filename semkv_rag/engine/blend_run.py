@@ -37,12 +37,18 @@ from vllm.forward_context import get_forward_context
 
 from semkv_rag.blend import (
     MOST_LOOKING,
+    SAMPLED,
     SELECTOR_TYPES,
     Candidates,
     decoded,
+    expected_loss,
     first_half,
+    left_share,
+    needed,
     pick,
 )
+from semkv_rag.config import AUTO
+from semkv_rag.engine.change import SeenChange
 from semkv_rag.engine.eager import KVKnown
 from semkv_rag.engine.question_pass import Asking, QuestionPass, picked_ask, question_asks
 from semkv_rag.engine.row_cut import RowCut, copy_arguments
@@ -60,6 +66,9 @@ class BlendRun:
         positions: of all rows, [rows], int64.
         picked: the rows that a look at the KV picked; one tensor, or one for each layer behind the
             check layer where fewer go on from one to the next. Empty when nothing was looked at.
+        risk: the loss that is expected of what was blended (`semkv_rag.blend.risk`); None where the
+            selector cannot tell.
+        unpromised: why all tokens were computed though the ratio is `auto`, in words, or None.
         computed_rows: tokens times layers that were computed; the check layer counts in full.
         waited_ms: the time that reading took.
     """
@@ -88,7 +97,19 @@ class BlendRun:
         asks = chooses and self._selector.needs_question and count > 0
         behind = layers - self._check_layer - 1 if self._checks else layers
         self._counts = self._selector.levels(options.effective_ratio, len(self._candidates), behind)
-        self._recalled = owner.recall(task) if self._checks or asks else None
+        self._automatic = options.ratio == AUTO and options.promise > 0
+        if self._automatic:
+            self._counts = [max(count, 1) for count in self._counts]
+            asks = chooses
+        remembered = owner.recall(task) if self._checks or asks else None
+        self._recalled = remembered.rows if remembered is not None else None
+        self.risk = remembered.risk if remembered is not None else None
+        if self._selector.weighs_layers and not chooses:
+            self.risk = 0.0
+        self.unpromised: str | None = None
+        self._weights: Tensor | None = None  # [layers, candidates], sensitivity
+        self._by_layer: Sequence[Tensor] = ()  # [candidates] each, attention
+        self._change: SeenChange | None = None
         self._asks = asks and self._recalled is None
         self.picked: list[Tensor] = []
         self._blindly = count if not self._checks and not asks else None
@@ -139,10 +160,8 @@ class BlendRun:
         try:
             for index, rows in enumerate(self._pieces):
                 self._piece = index
-                positions = self.positions[rows]
-                tokens = [self._task.tokens[position] for position in positions.tolist()]
                 with contextlib.suppress(_PieceArrived):
-                    self._model.fill(tokens, self._blocks, positions, self._see)
+                    self._fill(rows)
             if not self._pieces:
                 raise _NothingLeft
         except _NothingLeft:
@@ -151,6 +170,69 @@ class BlendRun:
         finally:
             for hook in hooks:
                 hook.remove()
+        if self._attention is not None and self._selector.weighs_layers:
+            self._judge()
+
+    def _fill(self, rows: Tensor) -> None:
+        positions = self.positions[rows]
+        tokens = [self._task.tokens[position] for position in positions.tolist()]
+        self._model.fill(tokens, self._blocks, positions, self._see)
+
+    # ---- behind the last layer -------------------------------------------------------------
+
+    def _judge(self) -> None:
+        """Say how far off the blend is expected to be; with `auto`, compute until that is promised."""
+        assert self._attention is not None
+        change = self._seen_change()
+        if change is not None:
+            picked = torch.searchsorted(self._candidates, self.picked[0])
+            self.risk = expected_loss(left_share(self._attention, picked), change)
+        promise = self._task.plan.options.promise
+        if not self._automatic or (self.risk is not None and self.risk <= promise):
+            return
+        count, scores = len(self._candidates), torch.zeros(len(self._candidates))
+        if change is None:
+            self.unpromised = "computed whole: how far it is off cannot be told"
+        else:
+            scores = self._selector.scores(self._candidates_of(self._attention))
+            count = needed(self._attention, scores, change, promise)
+            if count == len(self._candidates):
+                self.unpromised = (
+                    f"computed whole: expected to be off by {self.risk:.3f} nats a token"
+                )
+        picked = pick(scores, count)
+        self.picked = [self._candidates[picked]]
+        self.risk = 0.0
+        if change is not None and count < len(self._candidates):
+            self.risk = expected_loss(left_share(self._attention, picked), change)
+        # All of them once more: they are to have seen each other, as though they had been picked at once.
+        self._change = None
+        self._computed[self.picked[0]] = True
+        for rows in self._in_pieces(torch.nonzero(self._computed).flatten()):
+            self._fill(rows)
+            self.computed_rows += len(rows) * len(self._model.layers)
+
+    def _seen_change(self) -> float | None:
+        """How far the computed tokens' V were off, as a multiple of their sensitivity, over all ranks."""
+        if self._change is None:
+            return None
+        seen = torch.stack((self._change.changed, self._change.expected))
+        changed, expected = self._owner.total(seen).tolist()
+        return changed / expected if expected > 0 else 0.0
+
+    def _watch(self, scores: Tensor, picked: Tensor) -> None:
+        """Have the change of the highest of the picked tokens seen while they are computed."""
+        if not self._by_layer or self._weights is None or not len(picked):
+            return
+        sample = picked[pick(scores[picked], SAMPLED)]
+        self._change = SeenChange(
+            self._model.paged,
+            self._owner.layouts,
+            self._blocks,
+            self.positions[self._candidates[sample]],
+            torch.stack([layer[sample] for layer in self._by_layer]),
+            self._weights[:, sample],
+        )
 
     # ---- before the first layer ------------------------------------------------------------
 
@@ -168,6 +250,7 @@ class BlendRun:
             self.positions[self._fresh],
         )
         keep = self._check_layer if self._checks else None
+        self._weights = self._sensitivity() if self._selector.weighs_layers else None
         self._attention, self._stored = self._look(asking, keep)
         # The text before the first candidate saw nothing but exact KV.
         self._computed[: self._candidates[0]] = False
@@ -183,12 +266,13 @@ class BlendRun:
             loader=lambda: self._make_loader(self._spans),
             pieces=self._in_pieces,
             keep=keep,
-            weights=self._sensitivity() if self._selector.weighs_layers else None,
+            weights=self._weights,
         )
         try:
             look.run()
         finally:
             self.waited_ms += look.waited_ms
+        self._by_layer = look.by_layer
         self.computed_rows += look.rows * len(self._model.layers)
         return self._owner.total(look.attention), look.kept
 
@@ -225,7 +309,9 @@ class BlendRun:
             count = self._counts[0]
             if self._selector.looks_twice and self._asks:
                 scores = self._second_look(scores, first_half(count))
-            self.picked = [self._candidates[pick(scores, count)]]
+            picked = pick(scores, count)
+            self.picked = [self._candidates[picked]]
+            self._watch(scores, picked)
         return self.picked[0]
 
     def _second_look(self, scores: Tensor, count: int) -> Tensor:
@@ -272,6 +358,8 @@ class BlendRun:
             if index > self._reached:  # the first piece to come here
                 self._reached = index
                 self._write_stored(index)
+            if self._change is not None:
+                self._change.before(index)
             if self._cut is None:
                 self.computed_rows += len(self._pieces[self._piece])
                 if not self._checks or index < self._check_layer:
@@ -293,6 +381,8 @@ class BlendRun:
 
     def _see(self, index: int, keys: Tensor, values: Tensor) -> None:
         """Compare once more what goes on, where fewer are to go on behind the next layer."""
+        if self._change is not None:
+            self._change.see(index, self.positions[self._pieces[self._piece]], values)
         level = index - self._check_layer
         if not self._checks or not 0 < level < len(self._counts):
             return

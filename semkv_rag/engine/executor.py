@@ -78,12 +78,13 @@ class BlendExecutor:
             self._ranks = get_tensor_model_parallel_world_size()
             block_size = self._config.cache_config.block_size
             tap, paged = KVTap(layers), PagedKV(runner, block_size)
+            layouts = find_layouts(layers, tap, paged, runner.dtype)
             self._blend_pass = BlendPass(
                 EagerModel(runner.get_model(), layers, tap, paged, self._config),
                 self._config.scheduler_config.max_num_batched_tokens,
+                layouts,
                 total=tensor_model_parallel_all_reduce,
             )
-            layouts = find_layouts(layers, tap, paged, runner.dtype)
             self._spoiling = Spoiling(paged, layouts)
             self._capture = ChunkCapture(
                 self._root,

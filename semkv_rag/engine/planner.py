@@ -39,7 +39,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from semkv_rag.config import ReuseOptions
+from semkv_rag.config import AUTO, ReuseOptions
 from semkv_rag.engine.blend_pass import BlendTask
 from semkv_rag.engine.block_hashes import salt_blocks
 from semkv_rag.engine.capture import CaptureTask
@@ -207,7 +207,7 @@ class RequestPlanner:
             ReuseReport(
                 kv_cache="skip",
                 prompt_tokens=request.num_prompt_tokens,
-                ratio=options.ratio,
+                ratio=0.0 if options.ratio == AUTO else options.ratio,
                 selector=options.selector,
             ),
             answer=answer,
@@ -465,8 +465,13 @@ class RequestPlanner:
                     reason=result.error,
                 )
             else:
+                report, stats = tracked.report, result.stats
+                if tracked.options.ratio == AUTO and report.reused_tokens:
+                    spent = round(stats.recomputed / report.reused_tokens, 4)
+                    report = replace(report, ratio=spent, reason=stats.note)
                 tracked.report = replace(
-                    tracked.report,
+                    report,
+                    risk=None if stats.risk is None else round(stats.risk, 5),
                     recomputed_tokens=result.stats.recomputed,
                     charged_ratio=round(result.stats.charged_ratio, 4),
                     load_ms=round(result.stats.load_ms, 3),

@@ -120,6 +120,7 @@ class QuestionPass:
     Attributes:
         attention: [candidates], float32: from this rank's heads, the mean over all layers but the first,
             which knows words and places only.
+        by_layer: the same, layer by layer, [candidates] each, not weighed; with `weights` alone.
         kept: the spans' KV of layer `keep`, keys moved.
         rows: tokens that were run.
         waited_ms: the time that reading took.
@@ -149,6 +150,7 @@ class QuestionPass:
         )
         self.rows = len(asking.before) + len(asking.positions)
         self.attention = torch.zeros(len(asking.columns), device=model.paged.device)
+        self.by_layer: list[Tensor] = []
         self.kept: Sequence[SpanKV] = ()
         self.waited_ms = 0.0
         self._loader: SpanLoader | None = None
@@ -249,9 +251,12 @@ class QuestionPass:
                         softcap=getattr(impl, "logits_soft_cap", None) or 0.0,
                     )
                     found = weights[self._asking.columns] / last
-                    self.attention += (
-                        found if self._weights is None else found * self._weights[index]
-                    )
+                    if self._weights is not None:
+                        self.by_layer.append(found)
+                        found = found * self._weights[index]
+                    self.attention += found
+                elif self._weights is not None:
+                    self.by_layer.append(torch.zeros_like(self.attention))
                 if index == last:
                     raise _Asked
                 return forward(layer, query, *args, **kwargs)

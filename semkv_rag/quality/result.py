@@ -175,7 +175,7 @@ def summary(setting: Setting, preset: bool, samples: Sequence[Sample]) -> Line:
         name=setting.name,
         preset=preset,
         selector=setting.options.selector,
-        ratio=setting.options.ratio,
+        ratio=setting.ratio,
         check_layer=setting.options.check_layer,
         questions=len(samples),
         agreement=share([one.equal for one in compared], places),

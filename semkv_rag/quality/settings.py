@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from semkv_rag.config import DEFAULT_NAMESPACE, PRESETS, ReuseOptions
+from semkv_rag.config import AUTO, DEFAULT_NAMESPACE, PRESETS, ReuseOptions
 
 AS_STORED = "as stored"
 """The stored KV as it is, nothing recomputed: what there is to win, and the quickest to ask first."""
@@ -23,6 +23,11 @@ class Setting:
 
     name: str
     options: ReuseOptions
+
+    @property
+    def ratio(self) -> float:
+        """The ratio that is asked for; 0 for `auto`, which asks for none."""
+        return 0.0 if self.options.ratio == AUTO else float(self.options.ratio)
 
 
 def grid(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from blake3 import blake3
 
-from semkv_rag.config import QUERY_AWARE, ReuseOptions
+from semkv_rag.config import AUTO, QUERY_AWARE, ReuseOptions
 from semkv_rag.reuse.question import Question, find_question
 from semkv_rag.reuse.tokens import TokenArray
 
@@ -103,7 +103,8 @@ class ReusePlan:
         """32 bytes that two plans share only when they give the same KV for the same prompt."""
         options = self.options
         parts = (
-            options.ratio, options.selector, options.check_layer, options.namespace, self.covered,
+            options.ratio, options.promise if options.ratio == AUTO else None, options.selector,
+            options.check_layer, options.namespace, self.covered,
             *((s.chunk_id, s.src, s.dst, s.length, s.exact) for s in self.spans), self.question,
         )  # fmt: skip
         return blake3(repr(parts).encode()).digest()

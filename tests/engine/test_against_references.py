@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from semkv_rag.blend import BlendShape, charged_ratio
+from semkv_rag.blend import SAMPLED, BlendShape, charged_ratio, expected_loss
 from semkv_rag.config import QUERY_AWARE, SELECTORS, ReuseOptions
 from semkv_rag.engine import Completion, Engine
 from semkv_rag.reuse import ReusePlan, Span, make_plan
 from tests.reference import ReferenceModel, StoredKV, masked
+from tests.reference.cacheblend import change_of, masks, sensitivity_of
 from workbench.answers import SAMPLING, assert_same, blended, plain
 from workbench.chunks import Stored, Tokens, random_tokens, store_chunks
 from workbench.engines import Engines
@@ -187,6 +188,69 @@ def test_every_selector_picks_what_its_reference_picks(
 ) -> None:
     answer, tokens, plan = ask(pair, prompt, **options)
     assert_as_reference(pair, answer, tokens, plan)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_the_risk_is_of_what_the_reference_sees(pair: Pair, prompt: str) -> None:
+    answer, tokens, plan = ask(pair, prompt, ratio=0.12)
+    result = pair.reference.blend(tokens, plan, pair.stored)
+    assert len(result.picked) <= SAMPLED, "the engine looks at all of them"
+    attention = pair.reference.asked_by_layer(tokens, plan, pair.stored)
+    sensitivity = sensitivity_of(plan, pair.stored)
+    assert isinstance(sensitivity, torch.Tensor)
+    kv = pair.reference.in_prompt(len(tokens), plan, pair.stored)
+    change = change_of(result, attention, plan, kv, sensitivity)
+    weighed = (attention * sensitivity)[1:].sum(0)
+    columns = masks(plan, len(tokens))[1].nonzero().flatten()
+    stale = ~torch.isin(columns, torch.tensor(result.picked))
+    share = float(weighed[stale].sum() / weighed.sum())
+    assert answer.report.risk == pytest.approx(expected_loss(share, change), rel=0.02)
+
+
+def test_what_is_right_has_no_risk_and_other_selectors_tell_none(pair: Pair) -> None:
+    assert ask(pair, "scattered", ratio=1.0)[0].report.risk == 0
+    assert ask(pair, "scattered", selector="query_attention")[0].report.risk is None
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_auto_computes_until_the_risk_is_what_was_promised(pair: Pair, prompt: str) -> None:
+    least, _, plan = ask(pair, prompt, ratio="auto", promise=10.0)
+    assert least.report.ratio == pytest.approx(0.05, abs=0.02)
+    assert least.report.recomputed_tokens == round(0.05 * plan.reused_tokens)
+    assert least.report.risk is not None and least.report.reason is None
+    more, tokens, plan = ask(pair, prompt, ratio="auto", promise=0.6 * least.report.risk)
+    assert least.report.recomputed_tokens < more.report.recomputed_tokens < plan.reused_tokens
+    assert more.report.risk is not None and more.report.risk <= 0.6 * least.report.risk
+    assert more.report.charged_ratio > least.report.charged_ratio
+    assert more.report.reason is None
+    # As though as many had been asked for.
+    rows = picked_positions(pair.engine, plan, tokens)
+    assert rows is not None and len(rows) == more.report.recomputed_tokens
+    fixed = replace(plan, options=replace(plan.options, ratio=len(rows) / plan.reused_tokens))
+    expected = pair.reference.blend(tokens, fixed, pair.stored)
+    assert rows == list(expected.picked)
+    assert_logprobs(more, expected.logprobs)
+    # The choice is remembered where the cache holds the beginning.
+    again = blended(pair.engine, tokens, ratio="auto", promise=0.6 * least.report.risk)
+    assert again.report.cached_tokens > 0
+    assert_logprobs(again, expected.logprobs)
+    whole, tokens, plan = ask(pair, prompt, ratio="auto", promise=1e-9)
+    assert whole.report.recomputed_tokens == plan.reused_tokens
+    assert whole.report.risk == 0 and "computed whole" in (whole.report.reason or "")
+    assert_same(whole, plain(pair.engine, tokens))
+
+
+def test_auto_is_plain_where_nothing_can_be_told(pair: Pair, namespace: str) -> None:
+    chunk = random_tokens(930, 60)
+    store_chunks(pair.engine, [chunk], namespace=namespace)  # behind one context: no sensitivity
+    tokens = random_tokens(931, 20) + chunk + random_tokens(932, 9)
+    answer = blended(pair.engine, tokens, namespace=namespace, ratio="auto")
+    assert answer.report.reused_tokens == answer.report.recomputed_tokens == len(chunk)
+    assert "cannot be told" in (answer.report.reason or "")
+    assert_same(answer, plain(pair.engine, tokens))
+    promised = blended(pair.engine, tokens, namespace=namespace, ratio="auto", promise=0.0)
+    assert promised.report.risk == 0
+    assert_same(promised, plain(pair.engine, tokens))
 
 
 @pytest.mark.parametrize("selector", SELECTORS)

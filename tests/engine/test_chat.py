@@ -272,7 +272,10 @@ def test_a_closed_engine_says_so(engines: Engines, reader: Path) -> None:
 def test_a_message_behind_the_head_of_the_chat_template_is_reused_as_it_is(
     llava: Engine, namespace: str
 ) -> None:
-    rule, passage = "who owns this harbour and the store ?\n" * 4, "the store keeps the floor . " * 8
+    rule, passage = (
+        "who owns this harbour and the store ?\n" * 4,
+        "the store keeps the floor . " * 8,
+    )
     head = chat_head(llava.tokenizer, rule)
     precompute_texts(llava, [("one", [passage])], namespace=namespace, head=head)
     message = {"role": "user", "content": f"{rule}{passage}Who?"}

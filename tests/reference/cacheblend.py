@@ -132,9 +132,24 @@ class ReferenceModel(StoringModel):
     ) -> Tensor:
         """What the plan's question attends to, [prompt tokens], nan where nothing can be picked.
 
+        The mean over layers is taken, without the first. For `sensitivity_attention` each layer's is
+        times the sensitivity there.
+        """
+        _, inexact = masks(plan, len(prompt))
+        by_layer = self.asked_by_layer(prompt, plan, stored)
+        if plan.options.selector == "sensitivity_attention":
+            by_layer = by_layer * sensitivity_of(plan, stored)
+        asked = torch.full((len(prompt),), torch.nan)
+        asked[inexact] = by_layer[1:].mean(0)
+        return asked
+
+    def asked_by_layer(
+        self, prompt: Sequence[int], plan: ReusePlan, stored: Mapping[str, StoredKV]
+    ) -> Tensor:
+        """What the plan's question attends to, [layers, tokens that can be picked].
+
         The question is run over the stored KV of all spans. Its weights are shared out among the
-        tokens that can be picked and its own; the mean over its tokens, heads and layers is taken,
-        without the first layer. For `sensitivity_attention` each layer's is times the sensitivity there.
+        tokens that can be picked and its own; the mean over its tokens and heads is taken.
         """
         question = plan.question
         assert question is not None
@@ -153,12 +168,7 @@ class ReferenceModel(StoringModel):
         weights = self.weights(tokens, order, causal(order, order), cache)[:, :, own]
         weights[..., ~(inexact[: len(tokens)] | own)] = 0
         weights /= weights.sum(-1, keepdim=True)
-        asked = torch.full((len(prompt),), torch.nan)
-        by_layer = weights.mean((1, 2))[:, inexact[: len(tokens)]]
-        if plan.options.selector == "sensitivity_attention":
-            by_layer = by_layer * sensitivity_of(plan, stored)
-        asked[inexact[: len(prompt)]] = by_layer[1:].mean(0)
-        return asked
+        return weights.mean((1, 2))[:, inexact[: len(tokens)]]
 
     def found(
         self,
@@ -194,6 +204,25 @@ class ReferenceModel(StoringModel):
                 keys[span.dst : span.end] = moved_keys[source]
                 values[span.dst : span.end] = moved_values[source]
         return layers
+
+
+def change_of(
+    blended: BlendResult,
+    attention: Tensor,
+    plan: ReusePlan,
+    stored: Sequence[LayerKV],
+    sens: Tensor,
+) -> float:
+    """How far fresh V are from stored, by their sensitivity: of the picked tokens, by attention."""
+    _, inexact = masks(plan, len(stored[0][0]))
+    columns = inexact.nonzero().flatten()
+    picked = torch.isin(columns, torch.tensor(blended.picked))
+    changed = expected = 0.0
+    for layer in range(1, len(stored)):
+        off = (blended.layers[layer][1] - stored[layer][1])[columns[picked]].flatten(1).norm(dim=1)
+        changed += float((attention[layer, picked] * off).sum())
+        expected += float((attention[layer, picked] * sens[layer, picked]).sum())
+    return changed / expected
 
 
 def sensitivity_of(plan: ReusePlan, stored: Mapping[str, StoredKV]) -> Tensor | float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from langchain_core.language_models.base import BaseLanguageModel, LanguageModelOutputVar
 from langchain_core.prompt_values import PromptValue
@@ -79,8 +79,8 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
     """False answers as plain vLLM does."""
     preset: str | None = None
     """`fast`, `balanced` or `exact`, for ratio, selector and check layer where these are not set."""
-    ratio: float | None = None
-    """Recomputed reused tokens / reused tokens, 0 to 1."""
+    ratio: float | Literal["auto"] | None = None
+    """Recomputed reused tokens / reused tokens, 0 to 1; `auto`: as many as the preset's promise takes."""
     selector: str | None = None
     """The rule that picks the recomputed tokens."""
     check_layer: int | None = None

@@ -6,7 +6,7 @@ import asyncio
 import difflib
 from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_prompt
 from llama_index.core.base.llms.types import (
@@ -137,8 +137,10 @@ class SemKV(StructuredPrediction):
         default=None,
         description="fast, balanced or exact: ratio, selector and check layer where they are not set.",
     )
-    ratio: float | None = Field(
-        default=None, description="Recomputed reused tokens / reused tokens, 0 to 1."
+    ratio: float | Literal["auto"] | None = Field(
+        default=None,
+        description="Recomputed reused tokens / reused tokens, 0 to 1; auto: as many as the preset's "
+        "promise takes.",
     )
     selector: str | None = Field(
         default=None, description="The rule that picks the recomputed tokens."

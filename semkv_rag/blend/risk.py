@@ -1,0 +1,67 @@
+"""How far a blend will be from full prefill, estimated before a word is answered.
+
+What the question attends to, times how far stored V are off, is what a blend gets wrong. The first is
+known from the question's pass. Of the second the sensitivity that is stored with a chunk knows where, but
+not how much: that depends on what stands before it in this prompt. The tokens that were computed again
+tell: their stored and their fresh V are both known. So the estimate takes
+
+* `left_share`: of attention times sensitivity, the share of the tokens that stay as stored;
+* `change`: how far the computed tokens' V were off, as a multiple of their sensitivity, by attention.
+
+Both are ratios, without a model's own units. The expected loss is a power of each; `docs/quality-real.md`
+says what they were fitted to, and how well the estimate holds on contexts that it was not fitted to.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+FACTOR = 0.06
+"""The loss where all that is asked for stays as stored, and is off by its sensitivity."""
+SHARE_POWER = 1.6
+CHANGE_POWER = 1.8
+
+SAMPLED = 32
+"""Of the computed tokens, so many at most are looked at: those with the highest scores."""
+WORTH = 0.5
+"""Where more than this share of the reused tokens were needed, all are computed."""
+
+
+def expected_loss(left_share: float, change: float) -> float:
+    """The expected mean KL divergence from full prefill over the answer's tokens, nats a token.
+
+    Args:
+        left_share: 0 to 1.
+        change: 0 and above.
+    """
+    return float(FACTOR * left_share**SHARE_POWER * change**CHANGE_POWER)
+
+
+def left_share(weighed: Tensor, picked: Tensor) -> float:
+    """The share of attention times sensitivity that stays as stored, 0 to 1.
+
+    Args:
+        weighed: [candidates], float32, attention times sensitivity.
+        picked: the candidates that are computed, [picked], int64.
+    """
+    total = float(weighed.sum())
+    return max(0.0, 1 - float(weighed[picked].sum()) / total) if total > 0 else 0.0
+
+
+def needed(weighed: Tensor, scores: Tensor, change: float, promise: float) -> int:
+    """How many candidates have to be computed for the expected loss to be at most `promise`, at least 1.
+
+    All of them where it would be more than `WORTH`, or where the promise is 0.
+
+    Args:
+        weighed: [candidates], float32, attention times sensitivity.
+        scores: [candidates], by which they are picked.
+        promise: nats a token.
+    """
+    order = torch.sort(scores, descending=True, stable=True).indices
+    left = 1 - weighed[order].cumsum(0) / weighed.sum().clamp_min(1e-30)
+    losses = FACTOR * left.clamp_min(0) ** SHARE_POWER * change**CHANGE_POWER
+    enough = torch.nonzero(losses <= promise).flatten()
+    count = int(enough[0]) + 1 if promise > 0 and len(enough) else len(scores)
+    return count if count <= WORTH * len(scores) else len(scores)

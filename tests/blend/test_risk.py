@@ -1,0 +1,46 @@
+"""The expected loss of a blend, and how much has to be computed to keep it below a promise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from semkv_rag.blend import expected_loss, left_share, needed, pick
+from semkv_rag.blend.risk import FACTOR, WORTH
+
+WEIGHED = torch.tensor([0.5, 0.0, 0.3, 0.1, 0.05, 0.03, 0.01, 0.01, 0.0, 0.0])
+
+
+def test_what_is_right_is_off_by_nothing() -> None:
+    assert expected_loss(0.0, 3.0) == expected_loss(1.0, 0.0) == 0.0
+    assert expected_loss(1.0, 1.0) == FACTOR
+    assert expected_loss(0.5, 1.0) < expected_loss(0.6, 1.0) < expected_loss(0.6, 1.1)
+
+
+def test_what_stays_is_counted_by_what_is_asked_for() -> None:
+    assert left_share(WEIGHED, torch.tensor([0, 2])) == pytest.approx(0.2)
+    assert left_share(WEIGHED, torch.arange(0)) == 1.0
+    assert left_share(WEIGHED, torch.arange(10)) == pytest.approx(0.0, abs=1e-6)
+    assert left_share(torch.zeros(4), torch.arange(0)) == 0.0, (
+        "nothing depends on what stood before"
+    )
+
+
+@pytest.mark.parametrize("change", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize("promise", [0.0001, 0.002, 0.02])
+def test_as_many_as_needed_and_not_one_more(change: float, promise: float) -> None:
+    count = needed(WEIGHED, WEIGHED, change, promise)
+
+    def loss(count: int) -> float:
+        return expected_loss(left_share(WEIGHED, pick(WEIGHED, count)), change)
+
+    if count == len(WEIGHED):
+        assert loss(int(WORTH * len(WEIGHED))) > promise
+    else:
+        assert loss(count) <= promise
+        assert count == 1 or promise < loss(count - 1)
+
+
+def test_a_promise_of_nothing_takes_all() -> None:
+    assert needed(WEIGHED, WEIGHED, 1.0, 0.0) == len(WEIGHED)
+    assert needed(torch.zeros(4), torch.zeros(4), 1.0, 0.0) == 4
