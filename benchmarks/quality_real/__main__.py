@@ -70,7 +70,7 @@ def main() -> None:
         "tokens": arguments.tokens,
         "seed": arguments.seed,
         "families": arguments.family,
-        "presets": arguments.presets,
+        "presets": arguments.presets or None,
         "dtype": "bfloat16",
     }
     rows: list[dict[str, Any]] = []
@@ -105,7 +105,6 @@ def measure(network: Network, task: tasks.Task, *, presets: bool = False) -> dic
     passage = network.tokenizer.encode(PASSAGE, add_special_tokens=False)
     context = Context(network, task, passage)
     head, left = context.stored("head"), context.stored("left")
-    alone = Stored(context, head, exact_first=True)
     ways = of_presets(context, head, left) if presets else of_study(context, head, left)
     context.finish()
     return {
@@ -139,6 +138,7 @@ def of_presets(context: Context, head: Cache, left: Cache) -> dict[str, Outcome]
 
 def of_study(context: Context, head: Cache, left: Cache) -> dict[str, Outcome]:
     """What was compared to decide on the presets."""
+    alone = Stored(context, head, exact_first=True)
     left_only = Stored(context, left.clone(), exact_first=False)
     both = Stored(context, left, exact_first=True)
     ways: dict[str, Outcome] = {}
