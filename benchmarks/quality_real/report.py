@@ -52,9 +52,10 @@ def markdown(rows: Sequence[Row]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for line in table(rows)["all"]:
+        mean, low, high = line["kl"]
         lines.append(
             f"| {line['way']} | {100 * line['charged']:.1f} "
-            f"| {line['kl_mean']:.4f} / {line['kl_median']:.4f} | {_percent(line['equal_tokens'])} "
+            f"| {mean:.4f} [{low:.4f}, {high:.4f}] / {line['kl_median']:.4f} | {_percent(line['equal_tokens'])} "
             f"| {100 * line['whole_answers']:.0f} | {_percent(line['score_kept'])} "
             f"| {_percent(line['given_back_median'])} | {100 * line['worse_than_plain_reuse']:.0f} |"
         )
@@ -72,6 +73,31 @@ def markdown(rows: Sequence[Row]) -> str:
             cells.append(f"{100 * float(np.mean(scores)):.0f}" if scores else "-")
         told = {"full": "full prefill", "bare": "no passages"}.get(name, name)
         lines.append(f"| {told} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def risks(rows: Sequence[Row]) -> list[tuple[float, float]]:
+    """Every blend's expected loss and the loss that came of it, the lower expectation first."""
+    told = [
+        (float(way["risk"]["loss"]), float(way["kl"]))
+        for row in rows
+        for way in row["ways"].values()
+        if "loss" in way["risk"]
+    ]
+    return sorted(told)
+
+
+def reliability(rows: Sequence[Row], bins: int = 6) -> str:
+    """The table of expected and observed losses, as many blends in each line."""
+    lines = ["| expected loss | blends | mean expected | mean KL |", "|---|---|---|---|"]
+    for part in np.array_split(np.array(risks(rows)), bins):
+        drawn = _interval(
+            [{"kl": kl} for _, kl in part], lambda some: np.mean([r["kl"] for r in some])
+        )
+        lines.append(
+            f"| {part[0][0]:.4f} to {part[-1][0]:.4f} | {len(part)} | {part[:, 0].mean():.4f} "
+            f"| {drawn[0]:.4f} [{drawn[1]:.4f}, {drawn[2]:.4f}] |"
+        )
     return "\n".join(lines)
 
 
@@ -96,6 +122,7 @@ def _line(rows: Sequence[Row], way: str) -> dict[str, Any]:
         "contexts": len(having),
         "charged": round(float(np.mean(_each(having, way, "charged"))), 3),
         "kl_mean": round(float(np.mean(_each(having, way, "kl"))), 4),
+        "kl": _interval(having, lambda some: np.mean(_each(some, way, "kl"))),
         "kl_median": round(float(np.median(_each(having, way, "kl"))), 4),
         "equal_tokens": _interval(having, lambda some: np.mean(_each(some, way, "equal"))),
         "whole_answers": round(float(np.mean(_each(having, way, "same"))), 3),
@@ -133,11 +160,22 @@ def _interval(rows: Sequence[Row], of: Callable[[Sequence[Row]], Any]) -> list[f
     rng = np.random.default_rng(0)
     drawn = [of([rows[i] for i in rng.integers(len(rows), size=len(rows))]) for _ in range(DRAWS)]
     low, high = np.percentile(drawn, [2.5, 97.5])
-    return [round(float(value), 3) for value in (of(rows), low, high)]
+    return [round(float(value), 4) for value in (of(rows), low, high)]
 
 
 def draw(figure: Any, rows: Sequence[Row]) -> None:
-    """KL and kept score by charge."""
+    """KL and kept score by charge; of the presets, how the expected loss holds."""
+    if told := risks(rows):
+        axis = figure.subplots()
+        expected, lost = np.array(told).T
+        axis.loglog(expected + 1e-5, lost + 1e-5, ".", alpha=0.3, label="a blend")
+        parts = np.array_split(np.array(told), 8)
+        means = np.array([part.mean(0) for part in parts])
+        axis.loglog(*means.T, marker="o", label="mean of an eighth")
+        axis.loglog([1e-4, 1], [1e-4, 1], color="grey", lw=1, label="as expected")
+        axis.set(xlabel="expected loss, nats a token", ylabel="KL from full prefill, nats a token")
+        axis.legend()
+        return
     axes = figure.subplots(1, 2)
     lines: dict[str, list[dict[str, Any]]] = {}
     for line in table(rows)["all"]:
@@ -155,8 +193,7 @@ def draw(figure: Any, rows: Sequence[Row]) -> None:
 
 
 if __name__ == "__main__":
-    print(
-        markdown(
-            [row for name in sys.argv[1:] for row in json.loads(Path(name).read_text())["contexts"]]
-        )
-    )
+    every = [row for name in sys.argv[1:] for row in json.loads(Path(name).read_text())["contexts"]]
+    print(markdown(every))
+    if risks(every):
+        print("\n" + reliability(every))
