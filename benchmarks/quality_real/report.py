@@ -55,8 +55,8 @@ def markdown(rows: Sequence[Row]) -> str:
         mean, low, high = line["kl"]
         lines.append(
             f"| {line['way']} | {100 * line['charged']:.1f} "
-            f"| {mean:.4f} [{low:.4f}, {high:.4f}] / {line['kl_median']:.4f} | {_percent(line['equal_tokens'])} "
-            f"| {100 * line['whole_answers']:.0f} | {_percent(line['score_kept'])} "
+            f"| {mean:.4f} [{low:.4f}, {high:.4f}] / {line['kl_median']:.4f} "
+            f"| {_percent(line['equal_tokens'])} | {100 * line['whole_answers']:.0f} | {_percent(line['score_kept'])} "
             f"| {_percent(line['given_back_median'])} | {100 * line['worse_than_plain_reuse']:.0f} |"
         )
     ways = _ways(rows)
