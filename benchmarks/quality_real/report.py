@@ -56,8 +56,9 @@ def markdown(rows: Sequence[Row]) -> str:
         lines.append(
             f"| {line['way']} | {100 * line['charged']:.1f} "
             f"| {mean:.4f} [{low:.4f}, {high:.4f}] / {line['kl_median']:.4f} "
-            f"| {_percent(line['equal_tokens'])} | {100 * line['whole_answers']:.0f} | {_percent(line['score_kept'])} "
-            f"| {_percent(line['given_back_median'])} | {100 * line['worse_than_plain_reuse']:.0f} |"
+            f"| {_percent(line['equal_tokens'])} | {100 * line['whole_answers']:.0f} "
+            f"| {_percent(line['score_kept'])} | {_percent(line['given_back_median'])} "
+            f"| {100 * line['worse_than_plain_reuse']:.0f} |"
         )
     ways = _ways(rows)
     lines += ["", "| score % | " + " | ".join(able) + " |", "|---|" + "---|" * len(able)]

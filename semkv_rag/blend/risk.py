@@ -8,8 +8,9 @@ tell: their stored and their fresh V are both known. So the estimate takes
 * `left_share`: of attention times sensitivity, the share of the tokens that stay as stored;
 * `change`: how far the computed tokens' V were off, as a multiple of their sensitivity, by attention.
 
-Both are ratios, without a model's own units. The expected loss is a power of each, fitted to two models of
-different families; `docs/quality-real.md` says how well it holds on contexts that it was not fitted to.
+Both are ratios, without a model's own units. The expected loss is a power of each, fitted to two models
+of different families; `docs/quality-real.md` says how well it holds on contexts that it was not fitted
+to.
 """
 
 from __future__ import annotations
