@@ -140,6 +140,7 @@ def measure(
             ours,
             [random_tokens(seed, CHUNK, vocabulary) for seed in range(max(lengths) // CHUNK)],
             namespace="default",
+            reference=random_tokens(100_000, CHUNK, vocabulary),
         )
         question = random_tokens(100_001, QUESTION, vocabulary)
         for length in lengths:
@@ -178,7 +179,11 @@ def measure(
             results.append(row(shape, length, times, reports, going_on))
             print_row(results[-1])
     return {
-        "model": {**shape.__dict__, "dtype": arguments.dtype, "weights": "random"},
+        "model": {
+            **shape.__dict__,
+            "dtype": arguments.dtype,
+            "weights": arguments.model.name if arguments.model else "random",
+        },
         "chunk_tokens": CHUNK,
         "text_tokens": TEXT,
         "question_tokens": QUESTION,
@@ -194,9 +199,8 @@ def latest_picks(worker: Any) -> list[int]:
     """The prompt positions that the latest blend picked; called in the engine's worker."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    picked: list[int] = next(
-        reversed(get_kv_transfer_group().executor._blend_pass.picked.values())
-    )[0].tolist()
+    latest = next(reversed(get_kv_transfer_group().executor._blend_pass.picked.values()))
+    picked: list[int] = latest.rows[0].tolist()
     return picked
 
 
