@@ -62,7 +62,7 @@ GENERIC_QUESTIONS = (
     "Which people and organisations are named, and what is said of them?",
     "Which dates and numbers are given, and what for?",
 )
-TOP_K = 4
+TOP_K = 5
 MAX_TOKENS = 24
 
 PLAIN = "plain"
@@ -86,7 +86,7 @@ class Setup:
 
 USUAL = Setup(
     template=TEMPLATE,
-    chunk_tokens=192,
+    chunk_tokens=256,
     neighbours=0,
     ways={
         PLAIN: {"reuse": False},

@@ -45,6 +45,8 @@ PASSAGE = (
 )
 """Stands before a document's first chunk. About 200 tokens: of 64, half as much is gained."""
 
+_FOLLOWING = "1"
+"""Stands for what follows a head. Tokenizers join no white space to a digit."""
 _NEUTRAL = ("\n", ".")
 """Texts whose token may stand first where nothing else does; a tokenizer may drop white space."""
 
@@ -69,8 +71,15 @@ def head_tokens(tokenizer: Any, head: str = "") -> TokenArray:
     Where that is nothing, one neutral token. Whatever stands at position 0 takes the attention that
     other tokens have no use for, and its KV is like no other's: no chunk's first token is to be it.
     (StreamingLLM, arXiv 2309.17453; a prefix before every chunk: APE, arXiv 2502.05431.)
+
+    The head's last token is the one that it has where a text follows: many tokenizers make one token of
+    two line ends at a text's end, and two tokens of them before a word.
     """
     tokens = tokenize(tokenizer, head, special=True)
+    if head:
+        followed = tokenize(tokenizer, head + _FOLLOWING, special=True)
+        if tokenizer.decode([int(followed[-1])]) == _FOLLOWING:
+            tokens = followed[:-1]
     first = getattr(tokenizer, "bos_token_id", None)
     if len(tokens) > 1 and tokens[0] == tokens[1] == first:
         tokens = tokens[1:]  # the head was taken from a prompt, and has it already

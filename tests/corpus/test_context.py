@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from semkv_rag.corpus import CONTEXT_MODES, PrecomputeResult, precompute, precompute_texts
 from semkv_rag.corpus.context import context_modes, head_tokens
@@ -234,6 +236,19 @@ def test_what_a_prompt_starts_with_stands_there_alone() -> None:
     without = word_tokenizer(bos=False)
     assert head_tokens(without, "w1 w2").tolist() == without.encode("w1 w2")
     assert len(head_tokens(without, " ")) == 1
+
+
+def test_a_head_ends_in_the_tokens_that_it_has_before_a_text() -> None:
+    """As GPT-2's and SmolLM2's tokenizers: two line ends are one token at a text's end alone."""
+    words = {"\u010a": 0, "\u010a\u010a": 1, "a": 2, "b": 3, "1": 4}
+    pieces = Tokenizer(models.BPE(vocab=words, merges=[("\u010a", "\u010a")]))
+    pieces.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pieces.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces)
+    head, text = "a\n\n", "b"
+    assert tokenizer.encode(head) + tokenizer.encode(text) != tokenizer.encode(head + text)
+    assert [*head_tokens(tokenizer, head), *tokenizer.encode(text)] == tokenizer.encode(head + text)
+    assert head_tokens(tokenizer, "a1").tolist() == [2, 4]
 
 
 def test_a_head_of_no_tokens_is_not_stored(docs: Path, store: KVStore) -> None:
