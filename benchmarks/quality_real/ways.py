@@ -13,6 +13,7 @@ from torch import Tensor
 from benchmarks.quality_real.network import Cache, Network
 from benchmarks.quality_real.tasks import Task
 from semkv_rag.blend import (
+    LOOKED_AT,
     SAMPLED,
     SELECTOR_TYPES,
     Candidates,
@@ -282,8 +283,8 @@ class Stored:
         """How far the V of the last blend's picked tokens were off, as the engine sees it."""
         seen, _, _ = self.looked
         sample = picked[pick(scores[picked], SAMPLED)]
-        changed = (seen * self.change(self.last))[1:][:, sample].sum()
-        expected = weighed[1:][:, sample].sum()
+        changed = (seen * self.change(self.last))[LOOKED_AT][:, sample].sum()
+        expected = weighed[LOOKED_AT][:, sample].sum()
         return float(changed / expected) if expected > 0 else 0.0
 
     def automatic(self, scores: Tensor, promise: float, cost: int, weighed: Tensor) -> Outcome:

@@ -2,7 +2,7 @@
 
 from semkv_rag.blend.attention import question_attention, smoothed
 from semkv_rag.blend.charge import BlendShape, charged_ratio, computed_rows, ratio_for_charged
-from semkv_rag.blend.risk import SAMPLED, expected_loss, left_share, needed
+from semkv_rag.blend.risk import LOOKED_AT, SAMPLED, expected_loss, left_share, needed
 from semkv_rag.blend.rotary import Rotary, rotary_candidates
 from semkv_rag.blend.selectors import (
     MOST_LOOKING,
@@ -15,6 +15,7 @@ from semkv_rag.blend.selectors import (
 from semkv_rag.blend.sensitivity import decoded, encoded, sensitivity_of
 
 __all__ = [
+    "LOOKED_AT",
     "MOST_LOOKING",
     "SAMPLED",
     "SELECTOR_TYPES",

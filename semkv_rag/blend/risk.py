@@ -26,6 +26,8 @@ CHANGE_POWER = 1.5
 
 SAMPLED = 32
 """Of the computed tokens, so many at most are looked at: those with the highest scores."""
+LOOKED_AT = slice(1, None, 3)
+"""The layers in which they are looked at: not the first, which knows words and places only."""
 WORTH = 0.5
 """Where more than this share of the reused tokens were needed, all are computed."""
 

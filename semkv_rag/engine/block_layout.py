@@ -91,11 +91,16 @@ class BlockLayout:
             codes: as `PagedKV.codes` gives them, [blocks, codes].
         """
         keys = self.keys.take(codes).view(self.kept).to(self.dtype)
-        values = self.values.take(codes).view(self.kept).to(self.dtype)
         if self.kept.itemsize == 1:
             keys *= self.attention._k_scale_float
+        return keys, self.unpack_values(codes)
+
+    def unpack_values(self, codes: Tensor) -> Tensor:
+        """V alone, as `unpack` gives it."""
+        values = self.values.take(codes).view(self.kept).to(self.dtype)
+        if self.kept.itemsize == 1:
             values *= self.attention._v_scale_float
-        return keys, values
+        return values
 
 
 def find_layouts(

@@ -1,4 +1,7 @@
-"""How far the stored V of computed tokens were off, seen while they are computed."""
+"""How far the stored V of computed tokens were off, seen while they are computed.
+
+Whole blocks have to be copied to read some tokens of them, so only some layers are looked at.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from semkv_rag.blend import sensitivity_of
+from semkv_rag.blend import LOOKED_AT, sensitivity_of
 from semkv_rag.engine.block_layout import BlockLayout
 from semkv_rag.engine.paged import PagedKV
 
@@ -23,7 +26,7 @@ class SeenChange:
         sensitivity: [layers, sample].
 
     Attributes:
-        changed: their V's distance from the stored, times attention, over all layers but the first.
+        changed: their V's distance from the stored, times attention, over the layers that are looked at.
         expected: the same of their sensitivity.
     """
 
@@ -44,14 +47,17 @@ class SeenChange:
         self._rows = (place * size + positions % size).cpu()
         self._stored = torch.empty(0)
         self.changed = torch.zeros((), device=positions.device)
-        self.expected = (attention * sensitivity)[1:].sum()
+        self.expected = (attention * sensitivity)[LOOKED_AT].sum()
+        self._looked_at = frozenset(range(len(layouts))[LOOKED_AT])
 
     def before(self, index: int) -> None:
         """Read what layer `index` has stored, before the layer writes over it."""
+        if index not in self._looked_at:
+            return
         layout = self._layouts[index]
         cache = layout.attention.kv_cache
         codes = self._paged.codes(cache, self._paged.copy_blocks([cache], self._blocks))
-        self._stored = layout.unpack(codes)[1][self._rows].to(self._positions.device)
+        self._stored = layout.unpack_values(codes)[self._rows].to(self._positions.device)
 
     def see(self, index: int, positions: Tensor, values: Tensor) -> None:
         """Take in the fresh V of a layer.
@@ -60,7 +66,7 @@ class SeenChange:
             positions: of the tokens that are computed, [tokens], int64, ascending.
             values: [tokens, kv_heads, head_dim].
         """
-        if not index:
+        if index not in self._looked_at:
             return
         here = torch.nonzero(torch.isin(self._positions, positions)).flatten()
         rows = torch.searchsorted(positions, self._positions[here])

@@ -213,12 +213,15 @@ def change_of(
     stored: Sequence[LayerKV],
     sens: Tensor,
 ) -> float:
-    """How far fresh V are from stored, by their sensitivity: of the picked tokens, by attention."""
+    """How far fresh V are from stored, by their sensitivity: of the picked tokens, by attention.
+
+    In the second layer and every third behind it.
+    """
     _, inexact = masks(plan, len(stored[0][0]))
     columns = inexact.nonzero().flatten()
     picked = torch.isin(columns, torch.tensor(blended.picked))
     changed = expected = 0.0
-    for layer in range(1, len(stored)):
+    for layer in range(1, len(stored), 3):
         off = (blended.layers[layer][1] - stored[layer][1])[columns[picked]].flatten(1).norm(dim=1)
         changed += float((attention[layer, picked] * off).sum())
         expected += float((attention[layer, picked] * sens[layer, picked]).sum())
