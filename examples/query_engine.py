@@ -62,7 +62,6 @@ GENERIC_QUESTIONS = (
     "Which people and organisations are named, and what is said of them?",
     "Which dates and numbers are given, and what for?",
 )
-TOP_K = 5
 MAX_TOKENS = 24
 
 PLAIN = "plain"
@@ -73,12 +72,14 @@ class Setup:
     """What suits a model: how its documents are cut and found, and the ways its questions are answered.
 
     Attributes:
+        top_k: chunks that are retrieved.
         neighbours: chunks that each hit brings along on both sides, in the order of their document.
         ways: options of `SemKV` by the name of the way.
     """
 
     template: PromptTemplate
     chunk_tokens: int
+    top_k: int
     neighbours: int
     ways: dict[str, dict[str, Any]]
     engine: dict[str, Any]
@@ -87,6 +88,7 @@ class Setup:
 USUAL = Setup(
     template=TEMPLATE,
     chunk_tokens=256,
+    top_k=5,
     neighbours=0,
     ways={
         PLAIN: {"reuse": False},
@@ -102,6 +104,7 @@ USUAL = Setup(
 READERS = Setup(
     template=PromptTemplate("{context_str} Question : {query_str} Answer :"),
     chunk_tokens=32,
+    top_k=4,
     neighbours=2,
     ways={
         PLAIN: {"reuse": False},
@@ -196,7 +199,9 @@ def _parser() -> argparse.ArgumentParser:
         help='a JSON list of {"question": …, "answer": …}, the answer may be missing; '
         "questions.json in the documents' folder when left out",
     )
-    parser.add_argument("--top-k", type=int, default=TOP_K, help="chunks that are retrieved")
+    parser.add_argument(
+        "--top-k", type=int, help="chunks that are retrieved; what suits the model, if left out"
+    )
     parser.add_argument("--store", type=Path, default=BUILD / "demo-store")
     parser.add_argument("--limit", type=int, default=120, help="at most so many questions")
     parser.add_argument("--out", type=Path, default=BUILD / "demo.json")
@@ -209,7 +214,9 @@ def _query_engines(
     """A query engine for each way, over one index; and the chunks' texts."""
     Settings.tokenizer = engine.tokenizer.encode
     nodes = make_nodes(options.docs, engine.tokenizer, setup.chunk_tokens)
-    retriever, postprocessors = make_retriever(nodes, options.top_k, setup.neighbours)
+    retriever, postprocessors = make_retriever(
+        nodes, options.top_k or setup.top_k, setup.neighbours
+    )
 
     def query_engine(**settings: Any) -> BaseQueryEngine:
         return RetrieverQueryEngine.from_args(
@@ -263,7 +270,7 @@ def _precompute(engine: Engine, setup: Setup, docs: Path) -> None:
 
 def _warm_up(engine: Engine, texts: Sequence[str]) -> None:
     """A blended and a plain prompt that no question makes: chunks in the reverse order."""
-    prompt = " ".join(reversed(texts[: TOP_K * 2]))
+    prompt = " ".join(reversed(texts[:8]))
     for enabled in (True, False):
         engine.generate(prompt, sampling={"max_tokens": 1}, reuse=ReuseOptions(enabled=enabled))
 

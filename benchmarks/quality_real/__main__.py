@@ -125,7 +125,6 @@ def of_presets(context: Context, head: Cache, left: Cache) -> dict[str, Outcome]
     alone = Stored(context, head, exact_first=True)
     both = Stored(context, left, exact_first=True)
     ways = {"head: as stored": alone.blended(NOTHING, 0)}
-    ways["exact"] = both.blended(torch.arange(len(both.candidates)), 0)
     _, _, cost = both.looked
     weighed = weighed_attention(both, alone.cache)
     scores = sensitivity_score(both, weighed)

@@ -10,7 +10,7 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import MetadataMode, NodeWithScore
 from make_corpus import CORPUS, MAX_CHUNK_TOKENS
-from query_engine import TOP_K
+from query_engine import READERS
 from retrieval import make_nodes, make_retriever
 from transformers import AutoTokenizer
 
@@ -20,7 +20,9 @@ QUESTIONS: list[dict[str, Any]] = json.loads((CORPUS / "questions.json").read_te
 @pytest.fixture(scope="module")
 def retrieving() -> tuple[BaseRetriever, list[BaseNodePostprocessor]]:
     tokenizer = AutoTokenizer.from_pretrained(CORPUS.parent / "reader")
-    return make_retriever(make_nodes(CORPUS, tokenizer, MAX_CHUNK_TOKENS), TOP_K, neighbours=2)
+    return make_retriever(
+        make_nodes(CORPUS, tokenizer, MAX_CHUNK_TOKENS), READERS.top_k, READERS.neighbours
+    )
 
 
 def _retrieve(
