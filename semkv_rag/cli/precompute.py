@@ -242,13 +242,9 @@ def _chat_head(model: str, arguments: dict[str, Any], user: str, system: str | N
 
     name = arguments.get("tokenizer") or model
     revision = arguments.get("tokenizer_revision") or arguments.get("revision")
-    trust = bool(arguments.get("trust_remote_code"))
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            name,
-            revision=revision,
-            trust_remote_code=trust,
-            cache_dir=arguments.get("download_dir"),
+            name, revision=revision, cache_dir=arguments.get("download_dir")
         )
     except (OSError, ValueError) as error:
         raise OptionError(

@@ -36,7 +36,7 @@ class Template:
     @property
     def head(self) -> str:
         """What all its prompts start with, or their user's messages, to precompute passages behind it."""
-        return self.text.partition(CONTEXT)[0]
+        return _split(self.text, (CONTEXT, QUESTION))[0]
 
     def prompt(self, passages: Sequence[Passage], question: str) -> str | list[dict[str, Any]]:
         """The prompt: a text, or one message of it."""

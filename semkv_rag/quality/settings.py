@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from semkv_rag.config import AUTO, DEFAULT_NAMESPACE, PRESETS, ReuseOptions
 
@@ -49,6 +49,8 @@ def grid(
     for selector in dict.fromkeys(selectors):
         for ratio in dict.fromkeys(ratios):
             options = ReuseOptions.from_mapping({"selector": selector, "ratio": ratio}, base)
-            if options not in named.values():
+            # What is promised means nothing at a given ratio.
+            asked = [replace(one, promise=options.promise) for one in named.values()]
+            if options not in asked:
                 named[f"{selector} {ratio * 100:g} %"] = options
     return [Setting(name, options) for name, options in named.items()]

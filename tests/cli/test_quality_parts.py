@@ -111,7 +111,8 @@ def test_prompts() -> None:
         {"role": "user", "content": "Read this: Why? -- B.!"}
     ]
     assert Template("You answer.\n\n{context} {question}").head == "You answer.\n\n"
-    assert other.head == template.head == ""
+    assert other.head == "Read this: ", "the question that comes next is each time another"
+    assert template.head == ""
     for text in ("{context}", "{question}", "{context} {context} {question}"):
         with pytest.raises(OptionError, match="the template has to hold"):
             Template(text)

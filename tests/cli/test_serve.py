@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from semkv_rag.config import ReuseOptions
+from semkv_rag.config import PRESETS, ReuseOptions
 from semkv_rag.tiers import TierOptions
 from tests.cli.conftest import Semkv
 from workbench.settings import READER
@@ -74,7 +74,9 @@ def test_a_preset_under_what_is_given_beside_it(
 ) -> None:
     serve = ("serve", MODEL, "--store", tmp_path)
     assert semkv(*serve, "--preset", "exact", "--selector", "random").code == 0
-    assert served["reuse"] == ReuseOptions(ratio=1.0, selector="random")
+    assert served["reuse"] == ReuseOptions(ratio=1.0, selector="random", promise=0.0)
+    assert semkv(*serve, "--preset", "fast", "--ratio", "auto").code == 0
+    assert served["reuse"] == ReuseOptions(ratio="auto", promise=PRESETS["fast"].promise)
     assert semkv(*serve, "--question-tokens", "12").code == 0
     assert served["reuse"] == ReuseOptions(question_tokens=12)
     served.clear()
