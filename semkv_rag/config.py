@@ -32,7 +32,7 @@ class Preset:
 
 
 # Chosen by the measurements in docs/quality-real.md; nowhere else is a default of these written down.
-BALANCED = Preset(ratio=0.18, selector="sensitivity_attention", check_layer=1, promise=0.02)
+BALANCED = Preset(ratio=0.17, selector="sensitivity_attention", check_layer=1, promise=0.02)
 PRESETS: Mapping[str, Preset] = {
     "fast": replace(BALANCED, ratio=0.05, promise=0.05),
     "balanced": BALANCED,
