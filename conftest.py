@@ -110,7 +110,7 @@ def _group(item: pytest.Item) -> str:
 
 @pytest.fixture(scope="session")
 def reader() -> Path:
-    """The small trained model of the demo."""
+    """The reader: a small model that was trained for the examples and tests."""
     return READER
 
 

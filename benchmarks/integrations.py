@@ -1,6 +1,6 @@
 """What the LLM classes of LlamaIndex and LangChain add to the engine's own call, per request.
 
-One engine with the demo's small model, a prompt of three stored documents that vLLM's prefix cache
+One engine with the reader, a prompt of three stored documents that vLLM's prefix cache
 holds, and eight answer tokens: what is left of the model's own time is small and the same for all. In
 each round every way is timed once, in an order of its own; a class's share is the median over rounds of
 its time less that of the engine's call in the same round (`Engine.respond`, which takes the same text or

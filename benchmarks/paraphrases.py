@@ -1,6 +1,6 @@
 """A long context and another question: what `aligned` reuses of the stored prompt, and what it answers.
 
-The demo's small trained model reads three documents of one kind (about 150 tokens, which is what it can
+The reader reads three documents of one kind (about 150 tokens, which is what it can
 read) and a question. A prompt with that context is stored; then the same context is asked
 
 paraphrase  the stored question in other words

@@ -25,7 +25,7 @@ STORE = HERE.parent / "build" / "langchain-store"
 ENGINE_ARGS: dict[str, Any] = {
     "dtype": "float32",
     "kv_cache_memory_bytes": 256 << 20,
-    # This reader, of four layers, binds what crosses chunks in its first two, which this selector
+    # This reader, of six layers, binds what crosses chunks in its first two, which this selector
     # computes for all tokens. Models of a usual size are served better by the default.
     "reuse": ReuseOptions(selector="deviation_weighted_attention"),
 }
@@ -34,7 +34,7 @@ QUESTIONS = ("which mascot does Brak trut have ?", "where is Stir tri based ?")
 
 
 def documents() -> list[Document]:
-    """The demo's documents, one for each file; each names what it is about only once."""
+    """The documents of `examples/corpus`, one for each file; each names what it is about only once."""
     files = sorted((HERE / "corpus").glob("*/*.txt"))
     return [
         Document(file.read_text().strip(), metadata={"source": f"{file.parent.name}/{file.stem}"})

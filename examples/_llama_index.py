@@ -35,7 +35,7 @@ CORPUS = HERE / "corpus"
 ENGINE_ARGS: dict[str, Any] = {
     "dtype": "float32",
     "kv_cache_memory_bytes": 256 << 20,
-    # This reader, of four layers, binds what crosses chunks in its first two, which this selector
+    # This reader, of six layers, binds what crosses chunks in its first two, which this selector
     # computes for all tokens. Models of a usual size are served better by the default.
     "reuse": ReuseOptions(selector="deviation_weighted_attention"),
 }
@@ -106,7 +106,7 @@ class _Handler(BaseEventHandler):
 
 @contextmanager
 def reader_server() -> Iterator[str]:
-    """`semkv serve` with the demo's model and an empty store, in a process of its own."""
+    """`semkv serve` with the reader and an empty store, in a process of its own."""
     with socket.socket() as free, tempfile.TemporaryDirectory() as store:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

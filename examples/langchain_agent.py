@@ -10,7 +10,7 @@ What changes from a plain LLM:
     +from langchain_semkv import ChatSemKV
     +llm = ChatSemKV(model=MODEL, store=STORE, chat_args=TOOLS)
 
-`TOOLS` names the parser of the model's own tool calls, as `vllm serve` wants it too. The demo's reader
+`TOOLS` names the parser of the model's own tool calls, as `vllm serve` wants it too. The reader
 knows no tool calls: `SearchFirst` makes them in its place. Another model goes without.
 """
 

@@ -3,7 +3,7 @@
     semkv serve MODEL --store kv/ --port 8000
     python examples/llama_index_remote.py --base-url http://localhost:8000/v1
 
-Without `--base-url` it starts a server of the demo's model for itself. What changes from a plain LLM:
+Without `--base-url` it starts a server of the reader for itself. What changes from a plain LLM:
 
     -from llama_index.llms.openai_like import OpenAILike
     -llm = OpenAILike(api_base=URL, is_chat_model=True)

@@ -1,4 +1,4 @@
-"""Writes the demo's corpus: short documents in the reader's grammar, and questions about them.
+"""Writes `examples/corpus`: short documents in the reader's grammar, and questions about them.
 
     python examples/make_corpus.py [FOLDER]
 

@@ -2,8 +2,9 @@
 
     python examples/own_questions.py
 
-The demo's documents are precomputed, and some of its questions answered by full prefill and out of the
-store. A file of your own questions, a model and a store are all that `semkv quality` needs.
+The documents of `examples/corpus` are precomputed, and some of their questions answered by full prefill
+and out of the store. A file of your own questions, a model and a store are all that `semkv quality`
+needs.
 """
 
 from __future__ import annotations

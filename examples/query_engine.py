@@ -99,7 +99,7 @@ USUAL = Setup(
     },
     engine={"kv_cache_memory_bytes": 1 << 30},
 )
-# A model of four layers that was trained for this repository's tests. It knows one form of prompt, and
+# A model of six layers that was trained for this repository's tests. It knows one form of prompt, and
 # binds what crosses chunks in its first two layers, which this selector computes for all tokens.
 READERS = Setup(
     template=PromptTemplate("{context_str} Question : {query_str} Answer :"),

@@ -19,7 +19,7 @@ from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Completion, Engine
 
 NAMESPACE = "paraphrases"
-SEED = 100  # of the first documents: not those of the demo
+SEED = 100  # of the first documents: not those of `examples/corpus`
 DOCUMENTS = 3
 SAMPLING = {"temperature": 0.0, "max_tokens": 4}
 REUSED_TARGET = 0.9

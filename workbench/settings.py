@@ -7,7 +7,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 READER = ROOT / "examples" / "reader"
-"""The small trained model of the demo."""
+"""The reader: a small model that was trained for the examples and tests."""
 
 # Small enough that several engines fit beside each other, large enough that nothing is preempted.
 ENGINE_ARGS: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""`semkv quality` and `measure` on the demo's reader, documents and questions."""
+"""`semkv quality` and `measure` on the reader, documents and questions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAMESPACE = "quality"
 
 @pytest.fixture(scope="module")
 def corpus(engine: Engine) -> str:
-    """The namespace with the demo's documents."""
+    """The namespace with the documents of `examples/corpus`."""
     precompute(engine, [EXAMPLES / "corpus"], chunk_tokens=32, namespace=NAMESPACE)
     return NAMESPACE
 

@@ -1,4 +1,4 @@
-"""The demo's corpus: what the generator promises, of the files that are in the repository."""
+"""`examples/corpus`: what the generator promises, of the files that are in the repository."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def test_agreement_is_perfect_when_everything_is_computed_and_falls_with_less() 
 
 @pytest.mark.slow
 def test_the_reader_answers_a_question_about_its_documents() -> None:
-    """The prompts are what the model was made for: full prefill gives the demo's answers."""
+    """The prompts are what the model was made for: full prefill gives the right answers."""
     model, split = reader()
     prompts = reader_prompts(8, split)
     right = 0

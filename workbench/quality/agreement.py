@@ -2,7 +2,7 @@
 
     python -m workbench.quality.agreement [--prompts 40]
 
-Two models: random weights (12 layers) on the yardstick's contexts, and the demo's reader on its own
+Two models: random weights (12 layers) on the yardstick's contexts, and the reader on its own
 documents. Measured at the question: the divergence KL(full || blend) of the last token's next-word
 probabilities in nats, and the error of attention's outputs, |blend - full| / |full|, averaged over the
 question's tokens and the layers. Neither knows right from wrong answers; lower is closer. Random weights
@@ -169,7 +169,7 @@ def yardstick_prompts(count: int) -> list[Prompt]:
 
 
 def reader() -> tuple[Model, Callable[[str], list[int]]]:
-    """The demo's model, and its tokenizer."""
+    """The reader, and its tokenizer."""
     config = json.loads((READER / "config.json").read_text())
     shape = Shape(
         vocabulary=config["vocab_size"],
@@ -190,7 +190,7 @@ def reader() -> tuple[Model, Callable[[str], list[int]]]:
 
 
 def reader_prompts(count: int, split: Callable[[str], list[int]]) -> list[Prompt]:
-    """Three documents of one kind, their paragraphs as chunks, with a question of the demo about one."""
+    """Three documents of one kind, their paragraphs as chunks, with a question about one."""
     draw = random.Random(13)
     asked = json.loads((CORPUS / "questions.json").read_text())
     prompts = []

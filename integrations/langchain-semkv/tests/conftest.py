@@ -1,4 +1,4 @@
-"""The session's engine and server with the demo's corpus in their stores; a model that calls tools."""
+"""The session's engine and server with `examples/corpus` in their stores; a model that calls tools."""
 
 from __future__ import annotations
 

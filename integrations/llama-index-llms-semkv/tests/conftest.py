@@ -1,4 +1,4 @@
-"""The session's engine and server, with the demo's corpus in their stores, and what applications need."""
+"""The session's engine and server, with `examples/corpus` in their stores, and what applications need."""
 
 from __future__ import annotations
 
