@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=192, help="of each passage, at most")
     parser.add_argument("--family", action="append", help="only these; may be given several times")
+    parser.add_argument("--order", choices=("retrieved", "document"), help="both, if left out")
     parser.add_argument("--presets", action="store_true", help="the presets and `auto` alone")
     parser.add_argument("--data", type=Path, help="records of MuSiQue's form instead")
     parser.add_argument("--name", help="of the output; the model's, if left out")
@@ -70,6 +71,7 @@ def main() -> None:
         "tokens": arguments.tokens,
         "seed": arguments.seed,
         "families": arguments.family,
+        "order": arguments.order,
         "presets": arguments.presets or None,
         "dtype": "bfloat16",
     }
@@ -84,6 +86,7 @@ def main() -> None:
         arguments.seed,
         arguments.family,
         arguments.data,
+        arguments.order,
     )
     began = time.monotonic()
     for number in range(len(rows), arguments.contexts):

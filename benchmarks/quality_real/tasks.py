@@ -354,19 +354,21 @@ class Maker:
         seed: int,
         families: Sequence[str] | None = None,
         data: Path | None = None,
+        order: str | None = None,
     ) -> None:
         self._hay = Haystack(articles, tokenizer, size)
         self._questions = json.loads((articles / "questions.json").read_text())
         self._tokenizer, self._size, self._seed = tokenizer, size, seed
         self._records = json.loads(data.read_text()) if data is not None else None
+        self._orders = ("retrieved", "document") if order is None else (order, order)
         self._families = list(families or (*FAMILIES, "articles"))
 
     def task(self, number: int, passages: int) -> Task:
         rng = random.Random(f"{self._seed} {number}")
         turn, place = divmod(number, len(self._families))
-        order = ("retrieved", "document")[turn % 2]
+        order = self._orders[turn % 2]
         if self._records is not None:
-            order = ("retrieved", "document")[number % 2]
+            order = self._orders[number % 2]
             return self._recorded(self._records[number % len(self._records)], rng, passages, order)
         family = self._families[place]
         if family == "articles":
