@@ -1,15 +1,15 @@
 """What the contexts' outcomes come to: one line a way, with 95 % intervals by drawing contexts anew.
 
-    python -m benchmarks.quality_real.report build/bench/quality_real_smollm2.json [MORE.json]
+    python -m benchmarks.quality_real.report build/bench/quality_real_smollm2.json [MORE] [--plot FILE]
 
 prints the tables in Markdown, of all files together.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -193,8 +193,22 @@ def draw(figure: Any, rows: Sequence[Row]) -> None:
         axis.set_xlim(0, 30)
 
 
-if __name__ == "__main__":
-    every = [row for name in sys.argv[1:] for row in json.loads(Path(name).read_text())["contexts"]]
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    parser.add_argument("--plot", type=Path)
+    arguments = parser.parse_args()
+    every = [row for file in arguments.files for row in json.loads(file.read_text())["contexts"]]
     print(markdown(every))
     if risks(every):
         print("\n" + reliability(every))
+    if arguments.plot is not None:
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(7, 4.5), layout="constrained")
+        draw(figure, every)
+        figure.savefig(arguments.plot, dpi=120)
+
+
+if __name__ == "__main__":
+    main()
