@@ -377,7 +377,7 @@ def _print_summary(figures: dict[str, Any]) -> None:
     )
     table.add_column("")
     for title in (
-        "right answers",
+        "right",
         "as plain's",
         "first token",
         "sooner",

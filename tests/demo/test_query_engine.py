@@ -49,14 +49,17 @@ def test_it_answers_right_with_reuse(first_run: tuple[Path, str, dict[str, Any]]
     assert ways["blended"]["not_reused"] == []
     assert all(len(answer) == 5 for answer in figures["answers"])
     assert "0 found precomputed" in printed
-    assert "right answers" in printed
+    (titles,) = [line for line in printed.splitlines() if "as plain's" in line]
+    assert "right" in titles
+    assert "recomputed" in titles  # not cut, on a terminal of 80 columns
 
 
 def test_its_figures_are_of_real_reuse(first_run: tuple[Path, str, dict[str, Any]]) -> None:
     folder, _, figures = first_run
     ways = _ways(figures)
     assert 0.5 < ways["blended"]["reused"] < 1
-    assert 0 < ways["blended"]["recomputed"] <= ReuseOptions().ratio
+    whole_tokens = 0.005  # of prompts of some 100 tokens, what is picked is rounded to whole ones
+    assert 0 < ways["blended"]["recomputed"] <= ReuseOptions().ratio + whole_tokens
     assert ways["plain"]["reused"] == ways["as stored"]["recomputed"] == 0
     assert ways["plain"]["as_plain"] == ways["plain"]["sooner"] == 1
     assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")

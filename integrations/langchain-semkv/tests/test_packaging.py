@@ -34,6 +34,7 @@ for model in (ChatSemKV, SemKVLLM):
 
 USER = """
 from collections.abc import Iterator
+from typing import Literal
 
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage
@@ -43,7 +44,7 @@ llm = ChatSemKV(model="some/model", store="kv-store", ratio=0.3)
 said: AIMessage = llm.invoke("Hello")
 text: str = SemKVLLM(model="some/model").invoke("Hello")
 parts: Iterator[str] = SemKVLLM(model="some/model").stream("Hello")
-ratio: float | None = llm.ratio
+ratio: float | Literal["auto"] | None = llm.ratio
 SemKVPrecompute(llm, head="You help.").transform_documents([Document("a")])
 SemKVIndex(llm=llm).upsert([Document("a")])
 close_engines()

@@ -32,13 +32,15 @@ for use in (lambda: llm.complete("prompt"), lambda: KVPrecompute(llm=llm)([TextN
 """
 
 USER = """
+from typing import Literal
+
 from llama_index.core import VectorStoreIndex
 from llama_index.core.llms import CompletionResponse
 from llama_index.core.schema import TextNode
 from llama_index.llms.semkv import KVPrecompute, SemKV, close_engines, precompute_index
 
 llm = SemKV(model="some/model", store="kv-store", ratio=0.3)
-ratio: float | None = llm.ratio
+ratio: float | Literal["auto"] | None = llm.ratio
 said: CompletionResponse = llm.complete("prompt")
 tokens: int = llm.count_tokens("text")
 KVPrecompute(llm=llm, head="You help.")([TextNode(text="a")])
