@@ -133,7 +133,7 @@ def put_clocks(worker: Any) -> None:
 
     for name in ("_select", "_narrow", "_see", "_picked_blindly"):
         setattr(BlendRun, name, timed("selecting", getattr(BlendRun, name)))
-    question_pass.question_attention = timed("weighing", question_pass.question_attention)
+    question_pass.squared_attention = timed("weighing", question_pass.squared_attention)
     question_pass.QuestionPass.run = timed("asking", question_pass.QuestionPass.run)
 
 

@@ -34,9 +34,7 @@ from benchmarks.quality_real.ways import (
     Context,
     Outcome,
     Stored,
-    attention_score,
-    sensitivity_score,
-    weighed_attention,
+    asked_score,
 )
 from semkv_rag.config import PRESETS
 from semkv_rag.corpus.context import PASSAGE
@@ -128,9 +126,10 @@ def of_presets(context: Context, head: Cache, left: Cache) -> dict[str, Outcome]
     alone = Stored(context, head, exact_first=True)
     both = Stored(context, left, exact_first=True)
     ways = {"head: as stored": alone.blended(NOTHING, 0)}
-    _, _, cost = both.looked
-    weighed = weighed_attention(both, alone.cache)
-    scores = sensitivity_score(both, weighed)
+    seen, _, cost = both.looked
+    sensitivity = both.change(alone.cache)
+    weighed = seen * sensitivity
+    scores = asked_score(both, "sensitivity_attention", sensitivity)
     for name in ("fast", "balanced"):
         preset = PRESETS[name]
         ways[name] = both.scored(scores, float(preset.ratio), cost, weighed)
@@ -148,8 +147,9 @@ def of_study(context: Context, head: Cache, left: Cache) -> dict[str, Outcome]:
     ways["left: as stored"] = both.blended(NOTHING, 0)
     ways["exact"] = both.blended(torch.arange(len(both.candidates)), 0)
     attention, _, cost = both.looked
-    weighed = weighed_attention(both, alone.cache)
-    sensitive = sensitivity_score(both, weighed)
+    sensitivity = both.change(alone.cache)
+    weighed = attention * sensitivity
+    sensitive = asked_score(both, "sensitivity_attention", sensitivity)
     for charge in CHARGES:
         share = f"{charge * 100:g} %"
         ratio = both.ratio_asked(charge)
@@ -162,11 +162,13 @@ def of_study(context: Context, head: Cache, left: Cache) -> dict[str, Outcome]:
     ways["left: kv_deviation_published, 15 %"] = both.checked(
         "kv_deviation_published", both.ratio_checked(0.15) or 0.0
     )
-    ways["left: query_attention, 15 %"] = both.scored(attention_score(both), ratio, cost)
+    ways["left: query_attention, 15 %"] = both.scored(
+        asked_score(both, "query_attention"), ratio, cost
+    )
     true = (attention * both.change(context.full)).sum(0)
     ways["left: oracle, 15 %"] = both.scored(true, ratio, cost)
     _, _, cost = left_only.looked
-    sensitive = sensitivity_score(left_only, weighed_attention(left_only, head))
+    sensitive = asked_score(left_only, "sensitivity_attention", left_only.change(head))
     ways["left only: sensitivity_attention, 15 %"] = left_only.scored(
         sensitive, left_only.ratio_asked(0.15), cost
     )

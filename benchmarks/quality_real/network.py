@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from semkv_rag.blend import question_attention
+from semkv_rag.blend import squared_attention
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Network:
             hidden: [rows, hidden], at the entry of layer `first`.
             places: [rows], int64, ascending: where in the cache they stand.
             cache: gets the rows' K and V.
-            seen: gets, layer by layer, the rows' mean attention to each place, [tokens].
+            seen: gets, layer by layer, the rows' squared attention to each place, [tokens].
             counted: [tokens], bool: the places that attention is told of, a softmax over them alone.
 
         Returns:
@@ -105,7 +105,7 @@ class Network:
             )[0]
             if seen is not None:
                 seen.append(
-                    question_attention(
+                    squared_attention(
                         query.transpose(0, 1),
                         keys.transpose(0, 1),
                         mask if counted is None else mask & counted[:length],

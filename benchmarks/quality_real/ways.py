@@ -21,9 +21,7 @@ from semkv_rag.blend import (
     left_share,
     needed,
     pick,
-    smoothed,
 )
-from semkv_rag.blend.selectors import SensitivityAttention
 from semkv_rag.config import FIRST_RATIO
 
 INSTRUCTION = "Answer the question by the passages, in as few words as you can.\n\n"
@@ -243,7 +241,7 @@ class Stored:
         counted[self.context.end :] = True
         seen: list[Tensor] = []
         self.network.run(self.network.embed(asked), places, cache, seen=seen, counted=counted)
-        attention = torch.stack([one[self.candidates] for one in seen])
+        attention = torch.stack([one[self.candidates] for one in seen]).sqrt()
         return attention, cache, self.network.rows - before
 
     def change(self, other: Cache) -> Tensor:
@@ -276,6 +274,7 @@ class Stored:
         if weighed is not None:
             change = self.seen_change(scores, picked, weighed)
             share = left_share(weighed[1:].mean(0), picked)
+            outcome.risk |= self.stats(scores, picked, weighed)
             outcome.risk |= {"left": share, "change": change, "loss": expected_loss(share, change)}
         return outcome
 
@@ -286,6 +285,24 @@ class Stored:
         changed = (seen * self.change(self.last))[LOOKED_AT][:, sample].sum()
         expected = weighed[LOOKED_AT][:, sample].sum()
         return float(changed / expected) if expected > 0 else 0.0
+
+    def stats(self, scores: Tensor, picked: Tensor, weighed: Tensor) -> dict[str, float]:
+        seen, _, _ = self.looked
+        energy, root = weighed.square()[1:].mean(0), scores
+        sample = picked[pick(scores[picked], SAMPLED)]
+        off = self.change(self.last)
+        result = {
+            "left2": left_share(energy, picked),
+            "leftr": left_share(root, picked),
+            "total": float(weighed[1:].sum()),
+            "total2": float(energy.sum()),
+            "asked": float(seen[1:].square().sum()),
+        }
+        for name, places in (("", sample), ("all", picked)):
+            a = (seen * off)[LOOKED_AT][:, places].square().sum()
+            b = weighed[LOOKED_AT][:, places].square().sum()
+            result["change2" + name] = float((a / b).sqrt()) if b > 0 else 0.0
+        return result
 
     def automatic(self, scores: Tensor, promise: float, cost: int, weighed: Tensor) -> Outcome:
         """As many as the promise takes: what `ratio="auto"` does."""
@@ -321,7 +338,7 @@ class Stored:
         attention, cost = None, 0
         if kind.needs_question:
             seen, _, cost = self.looked
-            attention = seen[1:].mean(0)
+            attention = seen
         cache = self.cache.clone()
         places = torch.cat((self.candidates, self.fresh)).sort().values
         hidden = network.run(self.tokens_at(places), places, cache, last=check)
@@ -351,23 +368,13 @@ class Stored:
         return self.context.answered(cache, cost / (network.layers * self.context.end))
 
 
-def attention_score(stored: Stored) -> Tensor:
-    """As the selector `query_attention`, [candidates]."""
-    seen, _, _ = stored.looked
-    return smoothed(seen[1:].mean(0), stored.context.rank[stored.candidates])
-
-
-def weighed_attention(stored: Stored, other: Cache) -> Tensor:
-    """The question's attention x how far V changes from `other`, [layers, candidates].
+def asked_score(stored: Stored, selector: str, sensitivity: Tensor | None = None) -> Tensor:
+    """A selector's that asks the question and has no check layer, [candidates].
 
     Args:
-        other: the prompt's cache with the chunks as stored behind the head.
+        sensitivity: [layers, candidates].
     """
     seen, _, _ = stored.looked
-    return seen * stored.change(other)
-
-
-def sensitivity_score(stored: Stored, weighed: Tensor) -> Tensor:
-    """As the selector `sensitivity_attention`, [candidates], of `weighed_attention`."""
     rank = stored.context.rank[stored.candidates]
-    return smoothed(weighed[1:].mean(0), rank, SensitivityAttention.REACH)
+    candidates = Candidates(rank, 0, attention=seen, sensitivity=sensitivity)
+    return SELECTOR_TYPES[selector]().scores(candidates)

@@ -1,6 +1,6 @@
 """The arithmetic of a blend: moving keys, scoring tokens. Torch only; no vLLM, no store."""
 
-from semkv_rag.blend.attention import question_attention, smoothed
+from semkv_rag.blend.attention import smoothed, squared_attention
 from semkv_rag.blend.charge import BlendShape, charged_ratio, computed_rows, ratio_for_charged
 from semkv_rag.blend.risk import LOOKED_AT, SAMPLED, expected_loss, left_share, needed
 from semkv_rag.blend.rotary import Rotary, rotary_candidates
@@ -32,9 +32,9 @@ __all__ = [
     "left_share",
     "needed",
     "pick",
-    "question_attention",
     "ratio_for_charged",
     "rotary_candidates",
     "sensitivity_of",
     "smoothed",
+    "squared_attention",
 ]

@@ -1,4 +1,9 @@
-"""What some tokens, a question's above all, attend to: softmax over given keys, the mean over heads."""
+"""What some tokens, a question's above all, attend to: softmax over given keys, squared.
+
+What stale values do to an answer adds up by squares: each head of each question token reads its own part
+of them. A mean over heads is ruled by the many that look at everything a little; the few heads that read
+a fact, and look nowhere else, are lost in it. In a mean of squares they count most.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-def question_attention(
+def squared_attention(
     queries: Tensor,
     keys: Tensor,
     visible: Tensor,
@@ -14,7 +19,7 @@ def question_attention(
     scale: float,
     softcap: float = 0.0,
 ) -> Tensor:
-    """The attention that each key gets in one layer, mean over queries and heads, [keys], float32.
+    """What each key gets in one layer, the mean over queries and heads, [keys], float32.
 
     Args:
         queries: [question, heads, head_dim], rotated as the keys are. Neighbouring heads share one
@@ -36,7 +41,7 @@ def question_attention(
         if softcap:
             logits = torch.tanh(logits / softcap) * softcap
         logits.view(question, -1, len(keys)).masked_fill_(hidden, -torch.inf)
-        pooled += logits.softmax(-1).sum(0)
+        pooled += logits.softmax(-1).square_().sum(0)
     return pooled / (question * heads)
 
 

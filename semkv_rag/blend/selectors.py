@@ -28,16 +28,19 @@ class Candidates:
             picks the same tokens.
         deviation: [tokens], float32: of fresh from stored KV at the check layer, as the selector's
             `deviation` measures it, over all heads. None for selectors without a check layer.
-        attention: [tokens], float32: what the question gives each token (`question_attention`), or in a
-            second look what the tokens that were picked first give it; mean over the layers behind the
-            first, which knows words and places only; for selectors that weigh layers, of attention times
-            the token's sensitivity in each. None for selectors that need no question.
+        attention: [layers, tokens], float32: what the question gives each token, the root of
+            `squared_attention`, or in a second look what the tokens that were picked first give it. The
+            first layer, which knows words and places only, counts nowhere. None for selectors that need
+            no question.
+        sensitivity: [layers, tokens], float32, as stored with the chunks; None where it was not, and for
+            selectors that do not weigh layers.
     """
 
     rank_in_span: Tensor
     seed: int
     deviation: Tensor | None = None
     attention: Tensor | None = None
+    sensitivity: Tensor | None = None
 
 
 class Selector(ABC):
@@ -135,26 +138,28 @@ class PublishedKDeviation(PublishedKVDeviation):
 class QueryAttention(Selector):
     """The tokens that the question attends to over their stored keys, and their neighbours.
 
-    As in FusionRAG (arXiv 2601.12904) and ProphetKV (arXiv 2602.02579), but that the first layer does not
-    count and that scores are smoothed.
+    As in FusionRAG (arXiv 2601.12904) and ProphetKV (arXiv 2602.02579), but that heads and question
+    tokens are joined by the root of their mean square, that the first layer does not count and that
+    scores are smoothed.
     """
 
     needs_question = True
 
     def scores(self, candidates: Candidates) -> Tensor:
         assert candidates.attention is not None
-        return smoothed(
-            candidates.attention, candidates.rank_in_span.to(candidates.attention.device)
-        )
+        asked = candidates.attention[1:].sum(0)
+        return smoothed(asked, candidates.rank_in_span.to(asked.device))
 
 
 class SensitivityAttention(QueryAttention):
-    """What is asked for and depends on what stood before: attention times sensitivity, over all layers.
+    """What is asked for and depends on what stood before: attention and sensitivity, over all layers.
 
     What a stale token does to an answer is, in each layer, the attention that it gets times how far its V
     are off there. The second is not known, but how much they change with what stands before is, from
-    when the chunk was stored. No layer is computed to find it out. Chunks that were stored without are
-    scored by attention alone.
+    when the chunk was stored. No layer is computed to find it out. It is a guess, and its root counts:
+    with it in full, the first tokens of chunks are all that is picked, and of facts that the question
+    compares some are computed and others left stale, which is worse than all stale. Chunks that were
+    stored without are scored by attention alone.
 
     Each token counts with `REACH` neighbours on either side. A fact that is computed in part, some of a
     number's digits, say, may come out worse than one that is all stale.
@@ -165,9 +170,12 @@ class SensitivityAttention(QueryAttention):
     REACH = 4
 
     def scores(self, candidates: Candidates) -> Tensor:
-        assert candidates.attention is not None
-        rank = candidates.rank_in_span.to(candidates.attention.device)
-        return smoothed(candidates.attention, rank, self.REACH)
+        asked, sensitivity = candidates.attention, candidates.sensitivity
+        assert asked is not None
+        if sensitivity is not None:
+            asked = asked * sensitivity.sqrt()
+        rank = candidates.rank_in_span.to(asked.device)
+        return smoothed(asked[1:].sum(0), rank, self.REACH)
 
 
 class TwoHopAttention(QueryAttention):

@@ -108,12 +108,11 @@ class BlendRun:
             self.risk = 0.0
         self.unpromised: str | None = None
         self._weights: Tensor | None = None  # [layers, candidates], sensitivity
-        self._by_layer: Sequence[Tensor] = ()  # [candidates] each, attention
+        self._attention: Tensor | None = None  # [layers, candidates]
         self._change: SeenChange | None = None
         self._asks = asks and self._recalled is None
         self.picked: list[Tensor] = []
         self._blindly = count if not self._checks and not asks else None
-        self._attention: Tensor | None = None  # [candidates]
         self._loader: SpanLoader | None = None
         self._first = 0  # the first layer that takes stored KV
         self._stored: Sequence[SpanKV] = ()  # of the layer under way, or the check layer; by span
@@ -183,10 +182,11 @@ class BlendRun:
     def _judge(self) -> None:
         """Say how far off the blend is expected to be; with `auto`, compute until that is promised."""
         assert self._attention is not None
-        change = self._seen_change()
-        if change is not None:
+        change, weighed = self._seen_change(), torch.zeros(len(self._candidates))
+        if change is not None and self._weights is not None:
+            weighed = (self._attention * self._weights)[1:].sum(0)
             picked = torch.searchsorted(self._candidates, self.picked[0])
-            self.risk = expected_loss(left_share(self._attention, picked), change)
+            self.risk = expected_loss(left_share(weighed, picked), change)
         promise = self._task.plan.options.promise
         if not self._automatic or (self.risk is not None and self.risk <= promise):
             return
@@ -195,7 +195,7 @@ class BlendRun:
             self.unpromised = "computed whole: how far it is off cannot be told"
         else:
             scores = self._selector.scores(self._candidates_of(self._attention))
-            count = needed(self._attention, scores, change, promise)
+            count = needed(weighed, scores, change, promise)
             if count == len(self._candidates):
                 self.unpromised = (
                     f"computed whole: expected to be off by {self.risk:.3f} nats a token"
@@ -204,7 +204,7 @@ class BlendRun:
         self.picked = [self._candidates[picked]]
         self.risk = 0.0
         if change is not None and count < len(self._candidates):
-            self.risk = expected_loss(left_share(self._attention, picked), change)
+            self.risk = expected_loss(left_share(weighed, picked), change)
         # All of them once more: they are to have seen each other, as though they had been picked at once.
         self._change = None
         self._computed[self.picked[0]] = True
@@ -222,7 +222,7 @@ class BlendRun:
 
     def _watch(self, scores: Tensor, picked: Tensor) -> None:
         """Have the change of the highest of the picked tokens seen while they are computed."""
-        if not self._by_layer or self._weights is None or not len(picked):
+        if self._attention is None or self._weights is None or not len(picked):
             return
         sample = picked[pick(scores[picked], SAMPLED)]
         self._change = SeenChange(
@@ -230,7 +230,7 @@ class BlendRun:
             self._owner.layouts,
             self._blocks,
             self.positions[self._candidates[sample]],
-            torch.stack([layer[sample] for layer in self._by_layer]),
+            self._attention[:, sample],
             self._weights[:, sample],
         )
 
@@ -240,7 +240,8 @@ class BlendRun:
         """Have the question run; what it leaves in the cache need not be computed or read again."""
         question = self._task.plan.question
         if question is None:  # the prompt ends with an image
-            self._attention = torch.ones(len(self._candidates), device=self.positions.device)
+            even = torch.ones(len(self._candidates), device=self.positions.device)
+            self._attention = even.expand(len(self._model.layers), -1)
             self._asks = False
             return
         asking = question_asks(
@@ -256,7 +257,7 @@ class BlendRun:
         self._computed[: self._candidates[0]] = False
 
     def _look(self, asking: Asking, keep: int | None = None) -> tuple[Tensor, Sequence[SpanKV]]:
-        """What `asking` attends to, [candidates], and the stored KV of layer `keep`."""
+        """What `asking` attends to, [layers, candidates], and the stored KV of layer `keep`."""
         look = QuestionPass(
             self._model,
             asking,
@@ -266,15 +267,13 @@ class BlendRun:
             loader=lambda: self._make_loader(self._spans),
             pieces=self._in_pieces,
             keep=keep,
-            weights=self._weights,
         )
         try:
             look.run()
         finally:
             self.waited_ms += look.waited_ms
-        self._by_layer = look.by_layer
         self.computed_rows += look.rows * len(self._model.layers)
-        return self._owner.total(look.attention), look.kept
+        return self._owner.total(look.squares).sqrt(), look.kept
 
     def _sensitivity(self) -> Tensor | None:
         """Of all candidates, [layers, candidates]; None where no chunk has it stored.
@@ -477,7 +476,7 @@ class BlendRun:
         ranks = _ranks(self._spans)
         if which is not None:
             ranks = ranks[which.cpu()]
-        return Candidates(ranks, self._seed, deviation, attention)
+        return Candidates(ranks, self._seed, deviation, attention, self._weights)
 
     def _write_stored(self, index: int) -> None:
         """Write layer `index`'s stored KV, and note it where it is compared.

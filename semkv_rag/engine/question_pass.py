@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from semkv_rag.blend import question_attention
+from semkv_rag.blend import squared_attention
 from semkv_rag.engine.eager import EagerModel
 from semkv_rag.engine.span_loader import SpanKV, SpanLoader
 from semkv_rag.reuse import Question, Span
@@ -106,7 +106,7 @@ def _view(positions: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class QuestionPass:
-    """Runs tokens that ask; `attention` and `kept` say what came of it.
+    """Runs tokens that ask; `squares` and `kept` say what came of it.
 
     Args:
         blocks: the request's blocks, [blocks], int64; they hold the covered tokens.
@@ -115,12 +115,10 @@ class QuestionPass:
         loader: makes a loader of the spans' KV.
         pieces: cuts rows that are too many for one launch.
         keep: the layer whose stored KV is asked for afterwards, or None.
-        weights: [layers, candidates], float32: what attention counts by layer; None: the same in all.
 
     Attributes:
-        attention: [candidates], float32: from this rank's heads, the mean over all layers but the first,
-            which knows words and places only.
-        by_layer: the same, layer by layer, [candidates] each, not weighed; with `weights` alone.
+        squares: [layers, candidates], float32: squared attention, the mean over this rank's heads. 0 in
+            the first layer, which knows words and places only and is not looked at.
         kept: the spans' KV of layer `keep`, keys moved.
         rows: tokens that were run.
         waited_ms: the time that reading took.
@@ -137,9 +135,7 @@ class QuestionPass:
         loader: Callable[[], SpanLoader],
         pieces: Callable[[Tensor], list[Tensor]],
         keep: int | None = None,
-        weights: Tensor | None = None,
     ) -> None:
-        self._weights = weights
         self._model, self._asking, self._covered = model, asking, covered
         self._blocks, self._spans, self._make_loader = blocks, spans, loader
         self._keep = keep
@@ -149,8 +145,9 @@ class QuestionPass:
             launches if len(launches) == 1 else [*pieces(asking.before), asking.positions]
         )
         self.rows = len(asking.before) + len(asking.positions)
-        self.attention = torch.zeros(len(asking.columns), device=model.paged.device)
-        self.by_layer: list[Tensor] = []
+        self.squares = torch.zeros(
+            len(model.layers), len(asking.columns), device=model.paged.device
+        )
         self.kept: Sequence[SpanKV] = ()
         self.waited_ms = 0.0
         self._loader: SpanLoader | None = None
@@ -243,20 +240,14 @@ class QuestionPass:
             def seeing(layer: Any, query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
                 if index:
                     stored = [self._stored[span][0] for span in self._inexact]
-                    weights = question_attention(
+                    squares = squared_attention(
                         query[-len(self._asking.positions) :],
                         torch.cat((*stored, self._keys)),
                         self._asking.visible,
                         scale=impl.scale,
                         softcap=getattr(impl, "logits_soft_cap", None) or 0.0,
                     )
-                    found = weights[self._asking.columns] / last
-                    if self._weights is not None:
-                        self.by_layer.append(found)
-                        found = found * self._weights[index]
-                    self.attention += found
-                elif self._weights is not None:
-                    self.by_layer.append(torch.zeros_like(self.attention))
+                    self.squares[index] = squares[self._asking.columns]
                 if index == last:
                     raise _Asked
                 return forward(layer, query, *args, **kwargs)

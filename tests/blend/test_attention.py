@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from semkv_rag.blend import question_attention, smoothed
+from semkv_rag.blend import smoothed, squared_attention
 
 
 def made(heads: int, kv_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -17,9 +17,9 @@ def made(heads: int, kv_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.T
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (8, 1)])
-def test_the_mean_is_the_mean_of_attention_weights(heads: int, kv_heads: int) -> None:
+def test_it_is_the_mean_square_of_attention_weights(heads: int, kv_heads: int) -> None:
     queries, keys, visible = made(heads, kv_heads)
-    got = question_attention(queries, keys, visible, scale=0.3)
+    got = squared_attention(queries, keys, visible, scale=0.3)
     # Over values that are the unit vectors, attention gives its weights.
     weights = torch.nn.functional.scaled_dot_product_attention(
         queries.transpose(0, 1)[None],
@@ -29,15 +29,14 @@ def test_the_mean_is_the_mean_of_attention_weights(heads: int, kv_heads: int) ->
         scale=0.3,
         enable_gqa=True,
     )
-    torch.testing.assert_close(got, weights[0].mean((0, 1)))
-    assert float(got.sum()) == pytest.approx(1)
+    torch.testing.assert_close(got, weights[0].square().mean((0, 1)))
 
 
 def test_a_softcap_bounds_the_logits() -> None:
     queries, keys, visible = made(4, 2)
-    capped = question_attention(queries * 1000, keys, visible, scale=1.0, softcap=0.01)
+    capped = squared_attention(queries * 1000, keys, visible, scale=1.0, softcap=0.01)
     # With next to no difference left, each question token gives all it sees the same.
-    even = (visible / visible.sum(1, keepdim=True)).mean(0)
+    even = (visible / visible.sum(1, keepdim=True)).square().mean(0)
     torch.testing.assert_close(capped, even, atol=2e-3, rtol=0)
 
 

@@ -17,6 +17,12 @@ def candidates(**tensors: torch.Tensor) -> Candidates:
     return Candidates(rank_in_span=RANKS, seed=7, **tensors)
 
 
+def asked(attention: list[float]) -> torch.Tensor:
+    """Of three layers, the first of which is not to count."""
+    halves = torch.tensor(attention) / 2
+    return torch.stack((halves.flip(0), halves / 2, halves * 3 / 2))
+
+
 def test_every_name_that_options_take_has_a_selector() -> None:
     assert tuple(SELECTOR_TYPES) == SELECTORS
     assert (
@@ -63,7 +69,7 @@ def test_kv_deviation_of_bfloat16_is_not_rounded_to_bfloat16() -> None:
 
 def test_the_product_takes_what_differs_and_is_attended_to() -> None:
     deviation = torch.tensor([1.0, 9.0, 4.0, 0.0, 2.0, 2.0, 2.0])
-    attention = torch.tensor([0.1, 0.0, 0.2, 0.9, 0.3, 0.1, 0.2])
+    attention = asked([0.1, 0.0, 0.2, 0.9, 0.3, 0.1, 0.2])
     both = candidates(deviation=deviation, attention=attention)
     # With their neighbours: .1 .3 .2 of the first span, 1.2 1.3 .6 .3 of the second.
     assert pick(SELECTOR_TYPES["deviation_x_attention"]().scores(both), 2).tolist() == [1, 4]
@@ -72,7 +78,7 @@ def test_the_product_takes_what_differs_and_is_attended_to() -> None:
 
 def test_the_weight_is_the_norm_of_the_deviation_and_four_times_its_mean() -> None:
     deviation = torch.tensor([4.0, 1.0, 4.0, 0.0, 49.0, 0.0, 0.0])  # norms 2 1 2 0 7 0 0, mean 12/7
-    attention = torch.tensor([0.1, 0.0, 0.2, 0.9, 0.3, 0.1, 0.2])
+    attention = asked([0.1, 0.0, 0.2, 0.9, 0.3, 0.1, 0.2])
     both = candidates(deviation=deviation, attention=attention)
     scores = SELECTOR_TYPES["deviation_weighted_attention"]().scores(both)
     weights = torch.tensor([2.0, 1.0, 2.0, 0.0, 7.0, 0.0, 0.0]) + 48 / 7
@@ -81,13 +87,27 @@ def test_the_weight_is_the_norm_of_the_deviation_and_four_times_its_mean() -> No
 
 
 def test_where_all_deviate_alike_the_weighted_order_is_that_of_attention() -> None:
-    attention = torch.tensor([0.1, 0.0, 0.2, 0.9, 0.3, 0.1, 0.2])
+    attention = asked([0.1, 0.0, 0.2, 0.9, 0.3, 0.1, 0.2])
     both = candidates(deviation=torch.full((7,), 3.0), attention=attention)
     for count in range(8):
         assert torch.equal(
             pick(SELECTOR_TYPES["deviation_weighted_attention"]().scores(both), count),
             pick(SELECTOR_TYPES["query_attention"]().scores(both), count),
         )
+
+
+def test_the_root_of_the_sensitivity_weighs_each_layer() -> None:
+    attention = torch.zeros(3, 7)
+    attention[0] = 9.0  # does not count
+    attention[1, 0], attention[2, 6] = 3.0, 2.0
+    sensitivity = torch.ones(3, 7)
+    sensitivity[2] = 4.0
+    selector = SELECTOR_TYPES["sensitivity_attention"]()
+    both = candidates(attention=attention, sensitivity=sensitivity)
+    # Of the first span 3 x 1, of the second 2 x 2; four neighbours on either side share.
+    torch.testing.assert_close(selector.scores(both) * 9, torch.tensor([3.0] * 3 + [4.0] * 4))
+    alone = candidates(attention=attention)
+    torch.testing.assert_close(selector.scores(alone) * 9, torch.tensor([3.0] * 3 + [2.0] * 4))
 
 
 def test_chunk_head_takes_spans_in_turn() -> None:

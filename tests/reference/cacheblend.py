@@ -17,7 +17,7 @@ picked are compared again at each layer, and fewer of them go on to the next. `k
 the check layer too keeps fresh K and V of picked tokens only. `k_deviation_published`: likewise, and
 only K is compared. Those that look at the question score what it attends to (`asked`), each token with
 its neighbours, or the product of that with the deviation. `sensitivity_attention` counts four
-neighbours on either side, and in each layer attention as much as the token's stored sensitivity says.
+neighbours on either side, and in each layer attention times the root of the token's stored sensitivity.
 `deviation_weighted_attention` takes the deviation's root there, plus four times the mean root.
 `two_hop_attention` picks half of its tokens as `query_attention`, and the other half by what the first
 half attends to.
@@ -133,12 +133,12 @@ class ReferenceModel(StoringModel):
         """What the plan's question attends to, [prompt tokens], nan where nothing can be picked.
 
         The mean over layers is taken, without the first. For `sensitivity_attention` each layer's is
-        times the sensitivity there.
+        times the root of the sensitivity there.
         """
         _, inexact = masks(plan, len(prompt))
         by_layer = self.asked_by_layer(prompt, plan, stored)
         if plan.options.selector == "sensitivity_attention":
-            by_layer = by_layer * sensitivity_of(plan, stored)
+            by_layer = by_layer * torch.as_tensor(sensitivity_of(plan, stored)).sqrt()
         asked = torch.full((len(prompt),), torch.nan)
         asked[inexact] = by_layer[1:].mean(0)
         return asked
@@ -149,7 +149,8 @@ class ReferenceModel(StoringModel):
         """What the plan's question attends to, [layers, tokens that can be picked].
 
         The question is run over the stored KV of all spans. Its weights are shared out among the
-        tokens that can be picked and its own; the mean over its tokens and heads is taken.
+        tokens that can be picked and its own; the root of the mean square over its tokens and heads is
+        taken.
         """
         question = plan.question
         assert question is not None
@@ -168,7 +169,7 @@ class ReferenceModel(StoringModel):
         weights = self.weights(tokens, order, causal(order, order), cache)[:, :, own]
         weights[..., ~(inexact[: len(tokens)] | own)] = 0
         weights /= weights.sum(-1, keepdim=True)
-        return weights.mean((1, 2))[:, inexact[: len(tokens)]]
+        return weights.square().mean((1, 2)).sqrt()[:, inexact[: len(tokens)]]
 
     def found(
         self,
@@ -184,7 +185,8 @@ class ReferenceModel(StoringModel):
         cache = _BlendCache(kv, exact, inexact, picked=looking, check_layer=-1)
         weights = self.weights(prompt, order, causal(order, order), cache)[1:, :, looking]
         weights[..., ~inexact] = 0
-        found = (weights / weights.sum(-1, keepdim=True)).mean((0, 1, 2))
+        weights /= weights.sum(-1, keepdim=True)
+        found = weights.square().mean((1, 2)).sqrt().mean(0)
         return found.where(inexact, torch.nan)
 
     def in_prompt(
