@@ -175,7 +175,8 @@ def _seen_over(
         logits[..., length:] += torch.full((asked, asked), -torch.inf).triu(1)
         among = torch.full((length + asked,), -torch.inf)
         among[at], among[length:] = 0, 0
-        given.append((logits + among).softmax(-1).mean((0, 1, 2))[:length])
+        shares = (logits + among).softmax(-1)
+        given.append(shares.square().mean((0, 1, 2)).sqrt()[:length])
         mixed = logits.softmax(-1) @ torch.cat((old_value, value), 2)
         x = x + block.self_attn.o_proj(mixed.transpose(1, 2).flatten(2))
         x = x + block.mlp(block.post_attention_layernorm(x))
@@ -186,7 +187,8 @@ def test_pooling_is_measured_on_the_weights_that_selectors_see(model: Model) -> 
     mine = case(model)
     raw = pooling.weights(model, mine.questions, mine.stored)
     for given, attention in zip(raw, mine.attention, strict=True):
-        torch.testing.assert_close(given.mean((1, 2)), attention, rtol=1e-4, atol=1e-6)
+        squares = given.square().mean((1, 2))
+        torch.testing.assert_close(squares.sqrt(), attention, rtol=1e-4, atol=1e-6)
     found = pooling.measure(model, 1)
     assert all(shares == sorted(shares) for shares in found.values())
     assert len(found) == 2 * len(pooling.POOLS)

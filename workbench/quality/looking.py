@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from semkv_rag.blend import question_attention
+from semkv_rag.blend import squared_attention
 from workbench.quality.network import Model
 from workbench.quality.passes import Seen, cache_of, columns_of, fill, read
 from workbench.quality.precomputed import Stored
@@ -69,7 +69,7 @@ def _attention(
     """Of the tokens `own` of row `index` of a pass, over context `row`'s candidates and themselves."""
     at = stored.candidates(row)
     by_layer = [
-        question_attention(
+        squared_attention(
             query[index][:, own].transpose(0, 1),
             torch.cat((keys[row][:, at], key[index][:, own]), dim=1).transpose(0, 1),
             visible,
@@ -77,4 +77,4 @@ def _attention(
         )[: len(at)]
         for query, key, (keys, _) in zip(seen.queries, seen.keys, stored.kv, strict=True)
     ]
-    return torch.stack(by_layer)
+    return torch.stack(by_layer).sqrt()

@@ -37,6 +37,9 @@ POOLS: dict[str, Pool] = {
     "the same, without the first layer": lambda w, _: w[1:].mean((0, 1, 2)),
     "the same, the later half of the layers": lambda w, _: w[len(w) // 2 :].mean((0, 1, 2)),
     "the same, the last token alone": lambda w, _: w[1:, :, -1].mean((0, 1)),
+    "root mean square over heads and tokens": lambda w, _: (
+        w[1:].square().mean((1, 2)).sqrt().mean(0)
+    ),
     "highest head": lambda w, _: w[1:].amax(1).mean((0, 1)),
     "highest head and token": lambda w, _: w[1:].amax((1, 2)).mean(0),
     "highest layer": lambda w, _: w[1:].mean((1, 2)).amax(0),

@@ -161,9 +161,7 @@ class Ours(Way):
                     case.stored.ranks(row),
                     SEED + row,
                     None if deviations is None else deviations[row],
-                    case.attention[row * times + prompt][1:].mean(0)
-                    if rule.needs_question
-                    else None,
+                    case.attention[row * times + prompt] if rule.needs_question else None,
                 )
             )
             for row in range(case.contexts)
@@ -184,7 +182,7 @@ class Ours(Way):
             picked_look(case.model, states, prompts, case.stored, looking)
         ):
             ranks = case.stored.ranks(index // prompts)
-            again = rule.scores(Candidates(ranks, SEED, None, attention[1:].mean(0)))
+            again = rule.scores(Candidates(ranks, SEED, None, attention))
             again[first[index]] = torch.inf
             found.append(again)
         return found
@@ -259,10 +257,10 @@ class OwnScores(Way):
 
 @dataclass(frozen=True)
 class Plain(OwnScores):
-    """The question's attention as it was found first: the mean over all layers, no neighbour's share.
+    """The question's attention, the mean over all layers, no neighbour's share.
 
-    As in FusionRAG (arXiv 2601.12904) and ProphetKV (arXiv 2602.02579); with a `check` layer times the
-    deviation there.
+    Nearly as in FusionRAG (arXiv 2601.12904) and ProphetKV (arXiv 2602.02579), which take the mean over
+    heads too; with a `check` layer times the deviation there.
     """
 
     check: int | None = None
