@@ -274,7 +274,6 @@ class Stored:
         if weighed is not None:
             change = self.seen_change(scores, picked, weighed)
             share = left_share(weighed[1:].mean(0), picked)
-            outcome.risk |= self.stats(scores, picked, weighed)
             outcome.risk |= {"left": share, "change": change, "loss": expected_loss(share, change)}
         return outcome
 
@@ -285,24 +284,6 @@ class Stored:
         changed = (seen * self.change(self.last))[LOOKED_AT][:, sample].sum()
         expected = weighed[LOOKED_AT][:, sample].sum()
         return float(changed / expected) if expected > 0 else 0.0
-
-    def stats(self, scores: Tensor, picked: Tensor, weighed: Tensor) -> dict[str, float]:
-        seen, _, _ = self.looked
-        energy, root = weighed.square()[1:].mean(0), scores
-        sample = picked[pick(scores[picked], SAMPLED)]
-        off = self.change(self.last)
-        result = {
-            "left2": left_share(energy, picked),
-            "leftr": left_share(root, picked),
-            "total": float(weighed[1:].sum()),
-            "total2": float(energy.sum()),
-            "asked": float(seen[1:].square().sum()),
-        }
-        for name, places in (("", sample), ("all", picked)):
-            a = (seen * off)[LOOKED_AT][:, places].square().sum()
-            b = weighed[LOOKED_AT][:, places].square().sum()
-            result["change2" + name] = float((a / b).sqrt()) if b > 0 else 0.0
-        return result
 
     def automatic(self, scores: Tensor, promise: float, cost: int, weighed: Tensor) -> Outcome:
         """As many as the promise takes: what `ratio="auto"` does."""
