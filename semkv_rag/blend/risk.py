@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 FACTOR = 0.17
-"""The loss, nats a token, where all that is asked for stays as stored and is off by its sensitivity: above
-what 95 of 100 draws of either of two models' contexts give, in each part of the range."""
+"""The loss, nats a token, where all that is asked for stays as stored and is off by its sensitivity:
+above what 95 of 100 draws of either of two models' contexts give, in each part of the range."""
 SHARE_POWER = 2.0
 CHANGE_POWER = 1.0
 
