@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -119,18 +119,31 @@ def _configuration(model: str, engine_args: Mapping[str, Any]) -> VllmConfig:
     arguments = dict(engine_args)
     if os.environ.get("TQDM_DISABLE"):  # vLLM does not look at it
         arguments.setdefault("use_tqdm_on_load", False)
-    if current_platform.is_cpu():
-        # Compiling takes longer than it saves there.
-        arguments.setdefault("enforce_eager", True)
-        # Left alone, vLLM takes 92 % of the machine's memory and fails when that is not free.
-        if not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
-            arguments.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
+    arguments |= platform_defaults(arguments)
     try:
         return AsyncEngineArgs(model=model, **arguments).create_engine_config()
     except TypeError as error:
         raise OptionError(f"vLLM has no such engine argument: {error}") from error
     except (ValueError, OSError, RuntimeError) as error:
         raise EngineError(f"vLLM cannot load {model}: {error}") from error
+
+
+def platform_defaults(given: Collection[str]) -> dict[str, Any]:
+    """vLLM's engine arguments for which we have another default than it, without those that are given.
+
+    Args:
+        given: names of the engine arguments that the user sets.
+    """
+    if not current_platform.is_cpu():
+        return {}
+    defaults: dict[str, Any] = {}
+    if "enforce_eager" not in given:
+        defaults["enforce_eager"] = True  # compiling takes longer than it saves there
+    # Left alone, vLLM takes 92 % of the machine's memory and fails when that is not free.
+    sizes = {"kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override"}
+    if not sizes & set(given) and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
+        defaults["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
+    return defaults
 
 
 def kv_bytes_per_token(config: VllmConfig) -> int:

@@ -18,7 +18,6 @@ from vllm.entrypoints.launchers.api_server.entry import build_and_serve
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.launchers.launcher import setup_server
 from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
-from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -29,7 +28,12 @@ from semkv_rag.engine.fingerprint import config_fingerprint
 from semkv_rag.engine.forced_tools import configure_tools
 from semkv_rag.engine.front import Front
 from semkv_rag.engine.gate import GateReport, ask_gate
-from semkv_rag.engine.launch import WORKER, connect_fusion, transfer_config
+from semkv_rag.engine.launch import (
+    WORKER,
+    connect_fusion,
+    platform_defaults,
+    transfer_config,
+)
 from semkv_rag.engine.limits import Limits, Turns
 from semkv_rag.engine.llm_capturer import LLMCapturer
 from semkv_rag.engine.model_view import config_obstacle
@@ -96,8 +100,7 @@ def serve(
     """
     transfer = transfer_config(store, index_url=index_url, reuse=reuse, request_namespace=True)
     arguments = ["--model", model, *vllm_args, "--middleware", MIDDLEWARE]
-    if current_platform.is_cpu() and "--enforce-eager" not in vllm_args:
-        arguments.append("--enforce-eager")
+    arguments += _default_arguments(vllm_args)
     if api_key_namespaces and not any(one.startswith(POLICY) for one in vllm_args):
         arguments += [POLICY, "priority"]  # see ReportingLLM: tenants take turns
     cli_env_setup()
@@ -126,6 +129,17 @@ def serve(
     finally:
         shelf.close()
     return 0
+
+
+def _default_arguments(vllm_args: Sequence[str]) -> list[str]:
+    """What `platform_defaults` says, as options of vLLM's server."""
+    options = [one.partition("=")[0] for one in vllm_args if one.startswith("--")]
+    given = {one.removeprefix("--").removeprefix("no-").replace("-", "_") for one in options}
+    added: list[str] = []
+    for name, value in platform_defaults(given).items():
+        option = "--" + name.replace("_", "-")
+        added += [option] if value is True else [option, str(value)]
+    return added
 
 
 def _log_as_vllm_does() -> None:
