@@ -12,7 +12,7 @@ DEFAULT_NAMESPACE = "default"
 MAX_NAME_LENGTH = 128
 MAX_QUESTION_TOKENS = 256
 AUTO: Literal["auto"] = "auto"
-FIRST_RATIO = 0.05
+FIRST_RATIO = 0.08
 """With `auto`, what is computed before anything is estimated."""
 MAX_PROMISE = 10.0
 
@@ -34,7 +34,7 @@ class Preset:
 # Chosen by the measurements in docs/quality-real.md; nowhere else is a default of these written down.
 BALANCED = Preset(ratio=0.17, selector="sensitivity_attention", check_layer=1, promise=0.02)
 PRESETS: Mapping[str, Preset] = {
-    "fast": replace(BALANCED, ratio=0.05, promise=0.05),
+    "fast": replace(BALANCED, ratio=0.08, promise=0.05),
     "balanced": BALANCED,
     # Everything is computed but what is right as it is: exact spans, and vLLM's prefix cache.
     "exact": replace(BALANCED, ratio=1.0, promise=0.0),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from semkv_rag.blend import SAMPLED, BlendShape, charged_ratio, expected_loss
-from semkv_rag.config import QUERY_AWARE, SELECTORS, ReuseOptions
+from semkv_rag.config import FIRST_RATIO, QUERY_AWARE, SELECTORS, ReuseOptions
 from semkv_rag.engine import Completion, Engine
 from semkv_rag.reuse import ReusePlan, Span, make_plan
 from tests.reference import ReferenceModel, StoredKV, masked
@@ -215,8 +215,8 @@ def test_what_is_right_has_no_risk_and_other_selectors_tell_none(pair: Pair) -> 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_auto_computes_until_the_risk_is_what_was_promised(pair: Pair, prompt: str) -> None:
     least, _, plan = ask(pair, prompt, ratio="auto", promise=10.0)
-    assert least.report.ratio == pytest.approx(0.05, abs=0.02)
-    assert least.report.recomputed_tokens == round(0.05 * plan.reused_tokens)
+    assert least.report.ratio == pytest.approx(FIRST_RATIO, abs=0.02)
+    assert least.report.recomputed_tokens == round(FIRST_RATIO * plan.reused_tokens)
     assert least.report.risk is not None and least.report.reason is None
     more, tokens, plan = ask(pair, prompt, ratio="auto", promise=0.6 * least.report.risk)
     assert least.report.recomputed_tokens < more.report.recomputed_tokens < plan.reused_tokens
