@@ -56,10 +56,10 @@ STARTS_ENGINES = {*SHARED, "engine", "engines"}
 # What takes minutes begins first, so that both processes end at about the same time.
 LONGEST = (
     "tests/soak/test_kill_precompute.py",
-    "tests/engine/test_architectures.py",
+    "tests/connector/test_architectures.py",
     "server",
     "integrations/llama-index-llms-semkv/tests/test_applications.py",
-    "tests/engine/test_against_references.py",
+    "tests/connector/test_against_references.py",
     "tests/engine/test_fusion.py",
     "integrations/llama-index-llms-semkv/tests/test_concurrency.py",
     "integrations/langchain-semkv/tests/test_shared_engines.py",
@@ -68,7 +68,7 @@ LONGEST = (
     "tests/demo/test_query_engine.py",
     "tests/engine/test_facade.py",
     "tests/engine/test_tiers.py",
-    "tests/engine/test_capture_killed.py",
+    "tests/connector/test_capture_killed.py",
 )
 
 _counter = itertools.count()

@@ -52,7 +52,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 
 from semkv_rag.engine import Engine, llm_capturer
-from semkv_rag.tiers import TierOptions
+from semkv_rag.prompt_cache import TierOptions
 from workbench.chunks import random_tokens
 from workbench.figures import save, summary
 from workbench.inside import inside

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import beta
 
-from semkv_rag.tiers.guard import veto
+from semkv_rag.prompt_cache.guard import veto
 from workbench.figures import save, summary
 from workbench.lookalikes import Pair, Set, pairs
 

@@ -203,7 +203,7 @@ def main() -> None:
         kind, base, key, model, clients, most = args.send
         send(kind, base, key, model, int(clients), int(most))
         return
-    from semkv_rag.engine.limits import Limits  # takes seconds: not in the sender's process
+    from semkv_rag.server.limits import Limits  # takes seconds: not in the sender's process
 
     most = str(Limits().json_values)
     rows = []

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from semkv_rag.engine import Engine
-from semkv_rag.tiers import TierOptions
+from semkv_rag.prompt_cache import TierOptions
 from workbench.figures import save
 from workbench.paraphrases import OTHER, PARAPHRASE, REUSED_TARGET, ask, evaluate, make_pairs
 

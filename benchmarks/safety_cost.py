@@ -36,15 +36,16 @@ from vllm.config import KVTransferConfig
 
 from semkv_rag import Engine
 from semkv_rag.config import ReuseOptions
-from semkv_rag.engine import block_hashes, planner
-from semkv_rag.engine.front import VALUES_PER_SECOND, Front
+from semkv_rag.connector.scheduler import block_hashes, planner
+from semkv_rag.connector.scheduler.precedence import Precedence
+from semkv_rag.connector.worker.spoiling import Spoiling
 from semkv_rag.engine.launch import WORKER, transfer_config
-from semkv_rag.engine.limits import Limits, Pace
-from semkv_rag.engine.precedence import Precedence
-from semkv_rag.engine.spoiling import Spoiling
-from semkv_rag.engine.tenants import Tenancy
-from semkv_rag.store import ChunkFile, KVStore, tensor_file
-from semkv_rag.store.finite import KnownFinite, is_finite
+from semkv_rag.server.front import VALUES_PER_SECOND, Front
+from semkv_rag.server.limits import Limits, Pace
+from semkv_rag.server.tenants import Tenancy
+from semkv_rag.store import ChunkFile, KVStore
+from semkv_rag.store.files import tensor_file
+from semkv_rag.store.files.finite import KnownFinite, is_finite
 from workbench.chunks import random_tokens, store_chunks
 from workbench.settings import READER
 

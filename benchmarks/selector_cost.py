@@ -116,8 +116,8 @@ def put_clocks(worker: Any) -> None:
     import time
     from collections.abc import Callable
 
-    from semkv_rag.engine import question_pass
-    from semkv_rag.engine.blend_run import BlendRun
+    from semkv_rag.connector.worker.blend import question_pass
+    from semkv_rag.connector.worker.blend.blend_run import BlendRun
 
     worker.semkv_clocks = {"selecting": 0.0, "weighing": 0.0, "asking": 0.0}
 

@@ -34,12 +34,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 from sqlalchemy import insert
 
+from semkv_rag.prompt_cache import CallableEncoder, Cascade, Lookup, Normalisation, TierOptions
+from semkv_rag.prompt_cache.normalise import prompt_key
+from semkv_rag.prompt_cache.vectors.index import GRAPH_FROM, Vectors, normalised
 from semkv_rag.store import KVStore, VectorKey, chunk_id
-from semkv_rag.store.header import token_bytes
+from semkv_rag.store.files.header import token_bytes
 from semkv_rag.store.index import feed, schema
-from semkv_rag.tiers import CallableEncoder, Cascade, Lookup, Normalisation, TierOptions
-from semkv_rag.tiers.normalise import prompt_key
-from semkv_rag.tiers.vectors import GRAPH_FROM, Vectors, normalised
 from workbench.figures import save, summary
 
 DIM = 384

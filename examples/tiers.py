@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from semkv_rag import Engine
-from semkv_rag.tiers import TierOptions
+from semkv_rag.prompt_cache import TierOptions
 
 HERE = Path(__file__).resolve().parent
 MODEL = str(HERE / "reader")

@@ -73,7 +73,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "subprocess.PIPE": "its answer; JSON",
         "subprocess.DEVNULL": "what pypdf says of broken files",
     },
-    "semkv_rag/engine/cores.py": {".read_text": "the system's names of processes, under /proc"},
+    "semkv_rag/connector/cores.py": {".read_text": "the system's names of processes, under /proc"},
     "semkv_rag/known_fingerprints.py": {
         "importlib.metadata.version": "of packages with fixed names",
         "importlib.metadata.PackageNotFoundError": "the same",
@@ -87,10 +87,10 @@ ALLOWED: dict[str, dict[str, str]] = {
         ".savefig": "the plot, where the user wants it",
     },
     # The store.
-    "semkv_rag/store/beneath.py": {
+    "semkv_rag/store/files/beneath.py": {
         "os.open": "all of the store's files: regular ones, through no link below the root"
     },
-    "semkv_rag/store/tensor_file.py": {
+    "semkv_rag/store/files/tensor_file.py": {
         "open": "a descriptor of beneath.py's",
         "os.open": "a folder of the store, to sync it",
     },
@@ -101,20 +101,20 @@ ALLOWED: dict[str, dict[str, str]] = {
     },
     # The engine.
     "semkv_rag/engine/engine.py": {".open": "a chat's stream, no file"},
-    "semkv_rag/engine/fingerprint.py": {
+    "semkv_rag/connector/fingerprint.py": {
         ".read_text": "digests of model files, in the user's own cache; JSON",
         ".write_text": "the same",
         ".update_mmap": "the model's files, to take their digest",
     },
-    "semkv_rag/engine/orphan.py": {
+    "semkv_rag/connector/orphan.py": {
         "multiprocessing.parent_process": "to end when the parent has",
         "multiprocessing.connection.wait": "the same",
     },
     # What comes with a package, and what is installed.
-    "semkv_rag/tiers/encoders.py": {
+    "semkv_rag/prompt_cache/vectors/encoders.py": {
         "sentence_transformers.SentenceTransformer": "a folder's model, without trust_remote_code",
     },
-    "semkv_rag/tiers/guard/lexicon.py": {
+    "semkv_rag/prompt_cache/guard/lexicon.py": {
         "importlib.resources.files": "our own word lists",
         ".read_text": "our own word lists; TOML",
     },
@@ -214,7 +214,7 @@ def test_dangerous_calls_stand_where_they_are_known() -> None:
         if call not in ALLOWED.get(path, {})
     ]
     assert not new, (
-        "Can it be done by what is there already (the store's files: semkv_rag/store/tensor_file.py)? "
+        "Can it be done by what is there already (semkv_rag/store/files/tensor_file.py)? "
         "If not: check whose names and bytes it takes, and enter the call with the reason in "
         f"ALLOWED, {Path(__file__).relative_to(ROOT)}."
     )

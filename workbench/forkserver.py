@@ -23,9 +23,9 @@ PRELOAD = [
     "vllm.model_executor.models.qwen3",
     "vllm.model_executor.models.transformers",
     "vllm.distributed.kv_transfer",
-    "semkv_rag.engine.worker",
-    "semkv_rag.engine.connector",
-    "semkv_rag.engine.fusion",
+    "semkv_rag.connector.worker_class",
+    "semkv_rag.connector.connector",
+    "semkv_rag.connector.images.connector",
 ]
 
 

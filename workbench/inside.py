@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from semkv_rag.connector.messages import BlendTask
 from semkv_rag.engine import Engine
-from semkv_rag.engine.blend_pass import BlendTask
 from semkv_rag.reuse import ReusePlan
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ VALUES: dict[str, float] = {
 @contextmanager
 def no_checks() -> Iterator[None]:
     """Whoever forges a file does not ask whether its values are numbers."""
-    with mock.patch("semkv_rag.store.chunk_file.is_finite", return_value=True):
+    with mock.patch("semkv_rag.store.files.chunk_file.is_finite", return_value=True):
         yield
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from semkv_rag.engine import Engine
-from semkv_rag.engine.tiering import Tiering
-from semkv_rag.tiers import Cascade, Encoder, TierOptions
+from semkv_rag.engine.prompt_lookup import Tiering
+from semkv_rag.prompt_cache import Cascade, Encoder, TierOptions
 from workbench.word_bags import WORDS
 
 

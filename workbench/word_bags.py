@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from semkv_rag.tiers import CallableEncoder
+from semkv_rag.prompt_cache import CallableEncoder
 
 
 def by_words(texts: Sequence[str]) -> NDArray[np.float32]:

@@ -12,7 +12,7 @@ from semkv_rag.cli.output import data_only_stdout, print_json, say
 from semkv_rag.config import DEFAULT_NAMESPACE
 from semkv_rag.errors import OptionError
 from semkv_rag.model_name import check_model
-from semkv_rag.tiers import Candidate, Cascade, TierOptions
+from semkv_rag.prompt_cache import Candidate, Cascade, TierOptions
 
 
 def explain_command(

@@ -12,10 +12,10 @@ import typer
 
 from semkv_rag.config import DEFAULT_NAMESPACE, PRESETS, SELECTORS, ReuseOptions
 from semkv_rag.errors import OptionError, StoreError
+from semkv_rag.prompt_cache import Encoder, TierOptions
+from semkv_rag.prompt_cache.lookup import SEMANTIC_LAYER
+from semkv_rag.prompt_cache.named import MINILM, tiers_of
 from semkv_rag.store import KVStore
-from semkv_rag.tiers import Encoder, TierOptions
-from semkv_rag.tiers.lookup import SEMANTIC_LAYER
-from semkv_rag.tiers.named import MINILM, tiers_of
 
 Store: TypeAlias = Annotated[
     Path,

@@ -65,8 +65,8 @@ def serve_command(
     """
     tier_options, encoders = options.tier_options(tiers, tier_encoder)
     check_model(model, _of_vllm("--download-dir", context.args))
-    from semkv_rag.engine.limits import Limits
-    from semkv_rag.engine.serve import serve
+    from semkv_rag.server.limits import Limits
+    from semkv_rag.server.serve import serve
 
     code = serve(
         model,

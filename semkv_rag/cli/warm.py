@@ -25,8 +25,8 @@ from semkv_rag.corpus.prompt_file import PromptLine, read_prompts
 from semkv_rag.corpus.warm import WarmPrompt, WarmResult, warm
 from semkv_rag.errors import OptionError
 from semkv_rag.model_name import check_model
+from semkv_rag.prompt_cache import Cascade
 from semkv_rag.store import KVStore
-from semkv_rag.tiers import Cascade
 
 if TYPE_CHECKING:
     from semkv_rag.engine.offline import OfflineModel

@@ -1,57 +1,120 @@
-"""What travels between the two halves of the connector, and between them and a request.
+"""What travels between the connector's two sides.
 
-Scheduler to workers, once a step: `StepMetadata`. Workers to scheduler, once a step: `WorkerResults`.
-Workers to scheduler, once at start-up: `WorkerHandshake`. A request's own wishes come in
-`SamplingParams.extra_args["kv_transfer_params"]["semkv"]`, its report leaves the same way.
+Scheduler to workers, once a step: `StepMetadata`, with its `BlendTask`s and `CaptureTask`s.
+Workers to scheduler, once a step: `WorkerResults`, with a `BlendResult` for each blend.
+Workers to scheduler, once at start-up: `WorkerHandshake`, with the `GateReport`.
+Workers to the user's process, when it asks: `Captured` and `GateReport`, as plain fields.
+
+What a request says of itself, and its report, travel under the keys in `semkv_rag.wire`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
+import numpy as np
+from blake3 import blake3
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,
 )
 
-from semkv_rag.engine.blend_pass import BlendStats, BlendTask
-from semkv_rag.engine.capture import CaptureTask
-from semkv_rag.engine.gate import GateReport
+from semkv_rag.reuse import ReusePlan
 
-TRANSFER_FIELD = "kv_transfer_params"
-"""The field of OpenAI's requests and answers that carries our params and our report."""
+CaptureRole: TypeAlias = Literal["stored", "reference", "compared"]
 
-PARAMS_KEY = "semkv"
-"""Our key in a request's `kv_transfer_params`, on the way in and on the way out."""
 
-CAPTURE_KEY = "capture"
-"""In our params: this request's prompt is to be captured. Only the engine's own process sets it.
+@dataclass(frozen=True)
+class GateReport:
+    """Whether a model is served with reuse; if not, `reason` says why, in words.
 
-With `in_passing` it is a caller's request, which is served with reuse where that is possible, and then
-not captured, unless `behind_exact` is set and all that is reused is an exact head. Without, it is there
-for the capture alone.
-"""
+    Attributes:
+        largest_error: the largest relative error met in the checks, 0 when none was run.
+    """
 
-CAPTURED_KEY = "captured"
-"""Beside the report, on its way to the engine's own process: the request was captured."""
+    servable: bool
+    reason: str | None = None
+    largest_error: float = 0.0
 
-NEAR_IMAGES_KEY = "near_images"
-"""In our params: images, by key, that are taken for a stored one, whose key it gives."""
 
-ANSWER_TOKENS_KEY = "answer_tokens"
-"""In our params: how many tokens at the prompt's end are an answer to it, whose log-probabilities are
-asked for. All that stands before is planned as though it came alone."""
+@dataclass(frozen=True)
+class BlendTask:
+    """One request's blend in one step; made by the scheduler side, run by every worker.
 
-STORE_IMAGES_KEY = "store_images"
-"""In our params: whether the features of this request's images are stored. Only the engine's own
-process sets it, as it does with `near_images`."""
+    Attributes:
+        tokens: the prompt's first `plan.covered` tokens.
+        block_ids: the request's blocks, in order; they hold at least those tokens.
+        start: the tokens before it are in the cache already.
+        end: where the tokens end that this step's forward computes behind the blend.
+        images: whether images stand among these tokens: their placeholders are no text, so the
+            tokens cannot be computed here.
+    """
 
-OURS_ALONE = frozenset(
-    {"namespace", CAPTURE_KEY, NEAR_IMAGES_KEY, ANSWER_TOKENS_KEY, STORE_IMAGES_KEY}
-)
-"""In our params: what only the engine's own process may set, and a client of another server may not."""
+    request_id: str
+    plan: ReusePlan
+    tokens: list[int]
+    block_ids: list[int]
+    start: int
+    end: int = 0
+    images: bool = False
+
+    def key(self) -> bytes:
+        """32 bytes that two tasks share only when plan and tokens are the same."""
+        tokens = np.asarray(self.tokens, dtype=np.int32).tobytes()
+        return blake3(self.plan.digest() + tokens).digest()
+
+
+@dataclass(frozen=True)
+class BlendStats:
+    """What a blend pass did. `recomputed` counts reused tokens only, and is the mean over layers."""
+
+    recomputed: int
+    charged_ratio: float
+    load_ms: float
+    blend_ms: float
+    risk: float | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class CaptureTask:
+    """A chunk that is whole in the paged cache once the step has run.
+
+    Attributes:
+        ticket: the number by which the one who asked for the capture knows it.
+        chunk_id, namespace, kind: the chunk's identity, as in its file's header.
+        tokens: the prompt: the chunk's context, then the chunk.
+        context: how many of them are the context, which is not stored.
+        block_ids: the prompt's blocks, from the one with the chunk's first token on.
+        role: `stored`; or `compared`: stored with how far its V are from those of the task with the
+            same ticket that came before, whose role is `reference` and which is not stored.
+    """
+
+    ticket: int
+    chunk_id: str
+    namespace: str
+    kind: str
+    tokens: list[int]
+    context: int
+    block_ids: list[int]
+    role: CaptureRole = "stored"
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What became of one capture on one rank.
+
+    Attributes:
+        ticket: as in its task.
+        bytes: its file's size; 0 when there is none.
+        error: in words, why there is none.
+    """
+
+    ticket: int
+    bytes: int
+    error: str | None = None
 
 
 @dataclass(repr=False)

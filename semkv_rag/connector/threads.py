@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-from semkv_rag.engine.cores import cores_of_threads
+from semkv_rag.connector.cores import cores_of_threads
 
 TASKS = Path("/proc/self/task")
 

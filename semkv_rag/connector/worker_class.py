@@ -13,10 +13,10 @@ from vllm.distributed.ec_transfer import get_ec_transfer, has_ec_transfer
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.platforms import current_platform
 
-from semkv_rag.engine.connector import SemKVConnector
-from semkv_rag.engine.executor import BlendExecutor
-from semkv_rag.engine.fusion import FusionConnector
-from semkv_rag.engine.gate import GateReport
+from semkv_rag.connector.connector import SemKVConnector
+from semkv_rag.connector.images.connector import FusionConnector
+from semkv_rag.connector.messages import GateReport
+from semkv_rag.connector.worker.executor import BlendExecutor
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_worker import Worker as PlatformWorker

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from semkv_rag.corpus.capture import CaptureItem, Capturer
 from semkv_rag.corpus.progress import Failure, OnProgress, PrecomputeProgress
 from semkv_rag.errors import OptionError
+from semkv_rag.prompt_cache import Cascade
 from semkv_rag.reuse.tokens import TokenArray, token_array
 from semkv_rag.store import ChunkKey, KVStore, chunk_id
-from semkv_rag.tiers import Cascade
 from semkv_rag.unicode_text import is_unicode, not_unicode
 
 IN_FLIGHT = 32

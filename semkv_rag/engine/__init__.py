@@ -12,10 +12,10 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError("vllm", "cpu", "gpu") from error
 
+from semkv_rag.connector.messages import GateReport
 from semkv_rag.engine.completion import Completion
 from semkv_rag.engine.engine import Engine
-from semkv_rag.engine.gate import GateReport
+from semkv_rag.engine.feature_encoder import StateEncoder
 from semkv_rag.engine.launch import model_fingerprint
-from semkv_rag.engine.state_encoder import StateEncoder
 
 __all__ = ["Completion", "Engine", "GateReport", "StateEncoder", "model_fingerprint"]

@@ -17,8 +17,8 @@ from typing import Any
 from blake3 import blake3
 
 from semkv_rag.config import DEFAULT_NAMESPACE, ReuseOptions, check_namespace
-from semkv_rag.engine.transfer import PARAMS_KEY, TRANSFER_FIELD
 from semkv_rag.errors import OptionError
+from semkv_rag.wire import PARAMS_KEY, TRANSFER_FIELD
 
 _OWN_NAME = "semkv:"
 """How an image is called in vLLM whose client gave it a name."""

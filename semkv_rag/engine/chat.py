@@ -34,11 +34,11 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine.caller import CALLER, Caller
+from semkv_rag.engine.client import ReportingLLM
 from semkv_rag.engine.forced_tools import configure_tools
-from semkv_rag.engine.reporting import ReportingLLM
 from semkv_rag.engine.streamed import with_report
-from semkv_rag.engine.transfer import PARAMS_KEY, TRANSFER_FIELD
 from semkv_rag.errors import EngineError, OptionError, SemKVError
+from semkv_rag.wire import PARAMS_KEY, TRANSFER_FIELD
 
 
 class ChatSettings:

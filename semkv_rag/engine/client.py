@@ -30,14 +30,14 @@ from semkv_rag.engine.caller import (
     namespace_in,
     wishes_of,
 )
-from semkv_rag.engine.images import keep_images
-from semkv_rag.engine.limits import Turns
-from semkv_rag.engine.transfer import CAPTURED_KEY, PARAMS_KEY, TRANSFER_FIELD
+from semkv_rag.engine.image_inputs import keep_images
+from semkv_rag.engine.turns import Turns
 from semkv_rag.errors import OptionError
 from semkv_rag.report import ReuseReport
+from semkv_rag.wire import CAPTURED_KEY, PARAMS_KEY, TRANSFER_FIELD
 
 if TYPE_CHECKING:
-    from semkv_rag.engine.tiering import Tiering
+    from semkv_rag.engine.prompt_lookup import Tiering
 
 ENDING_S = 30.0
 """How long the engine's process may take to end. vLLM's 5 s are not enough on a busy machine, and what is

@@ -36,25 +36,25 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from semkv_rag.closing import Closing
 from semkv_rag.config import ReuseOptions
+from semkv_rag.connector.cores import cores_of_its_own
+from semkv_rag.connector.fingerprint import config_fingerprint
+from semkv_rag.connector.messages import GateReport
 from semkv_rag.corpus.capture import CaptureItem, CaptureResult
 from semkv_rag.engine.bridge import Stream, stream_async
 from semkv_rag.engine.chat import ChatService, ChatSettings
+from semkv_rag.engine.client import ReportingLLM
 from semkv_rag.engine.completion import Completion, join
-from semkv_rag.engine.cores import cores_of_its_own
-from semkv_rag.engine.fingerprint import config_fingerprint
-from semkv_rag.engine.gate import GateReport, ask_gate
 from semkv_rag.engine.hints import Hints
-from semkv_rag.engine.launch import kv_bytes_per_token, resolve, transfer_config
+from semkv_rag.engine.launch import ask_gate, kv_bytes_per_token, resolve, transfer_config
 from semkv_rag.engine.llm_capturer import LLMCapturer
-from semkv_rag.engine.reporting import ReportingLLM
+from semkv_rag.engine.prompt_lookup import Tiering
 from semkv_rag.engine.scoring import Scored, rendered, score
-from semkv_rag.engine.tiering import Tiering
-from semkv_rag.engine.transfer import PARAMS_KEY, TRANSFER_FIELD
 from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.model_name import check_model
+from semkv_rag.prompt_cache import Cascade, Encoder, TierOptions
 from semkv_rag.report import ReuseReport
 from semkv_rag.store import KVStore
-from semkv_rag.tiers import Cascade, Encoder, TierOptions
+from semkv_rag.wire import PARAMS_KEY, TRANSFER_FIELD
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class Engine(Closing):
             `{"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}`.
         tiers: how whole prompts that resemble an earlier one are found and stored; None for not at
             all. Needs a store and the extra `tiers`.
-        encoders: of the tiers, by layer; see `semkv_rag.tiers.Cascade`.
+        encoders: of the tiers, by layer; see `semkv_rag.prompt_cache.Cascade`.
         store_retrieved: of the texts of one `hint`, how many are stored at most that hold no stored
             chunk yet; 0 stores none.
         engine_args: fields of vLLM's `AsyncEngineArgs`, such as `dtype` or `max_model_len`.

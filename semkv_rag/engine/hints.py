@@ -22,18 +22,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from semkv_rag.config import check_namespace
+from semkv_rag.connector.catalogue import Catalogue
 from semkv_rag.corpus.capture import CaptureItem
 from semkv_rag.corpus.context import PASSAGE, Contexts, head_tokens
 from semkv_rag.corpus.split import tokenize
-from semkv_rag.engine.catalogue import Catalogue
 from semkv_rag.errors import SemKVError, StoreError
 from semkv_rag.reuse.tokens import TokenArray
 from semkv_rag.store import ChunkKey, chunk_id
-from semkv_rag.store.beneath import open_file
+from semkv_rag.store.files.beneath import open_file
 
 if TYPE_CHECKING:
+    from semkv_rag.engine.client import ReportingLLM
     from semkv_rag.engine.llm_capturer import LLMCapturer
-    from semkv_rag.engine.reporting import ReportingLLM
 
 logger = logging.getLogger(__name__)
 

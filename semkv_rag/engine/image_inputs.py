@@ -10,12 +10,11 @@ from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
 from PIL import Image
-from vllm.multimodal.inputs import PlaceholderRange
 from vllm.multimodal.media.base import MediaWithBytes
 from vllm.renderers.base import BaseRenderer
 
+from semkv_rag.connector.images.places import rows_of
 from semkv_rag.engine.caller import CALLER, image_name
 from semkv_rag.reuse import ImageRows, image_key
 
@@ -41,13 +40,6 @@ def keep_images(renderer: BaseRenderer[Any]) -> None:
         return rendered
 
     renderer._process_multimodal_async = keeping
-
-
-def rows_of(key: str, position: PlaceholderRange) -> ImageRows:
-    """Where an image of this key stands."""
-    mask = position.is_embed
-    inside = np.arange(position.length) if mask is None else np.flatnonzero(mask.numpy())
-    return ImageRows(key, position.offset + inside.astype(np.int64))
 
 
 def images_of(rendered: Mapping[str, Any]) -> list[ImageRows]:

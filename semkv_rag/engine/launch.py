@@ -14,9 +14,10 @@ from vllm.platforms import current_platform
 from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
 
 from semkv_rag.config import ReuseOptions
+from semkv_rag.connector.fingerprint import config_fingerprint
+from semkv_rag.connector.messages import GateReport
+from semkv_rag.connector.obstacle import config_obstacle
 from semkv_rag.engine.chat import takes_images
-from semkv_rag.engine.fingerprint import config_fingerprint
-from semkv_rag.engine.model_view import config_obstacle
 from semkv_rag.errors import EngineError, OptionError
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ CPU_KV_CACHE_BYTES = 4 << 30
 STATE_BYTES = 8 << 30
 """What the fusion states of one namespace may take on disk."""
 
-WORKER = "semkv_rag.engine.worker.SemKVWorker"
+WORKER = "semkv_rag.connector.worker_class.SemKVWorker"
 
 
 def transfer_config(
@@ -39,7 +40,7 @@ def transfer_config(
     """
     return {
         "kv_connector": "SemKVConnector",
-        "kv_connector_module_path": "semkv_rag.engine.connector",
+        "kv_connector_module_path": "semkv_rag.connector.connector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {
@@ -76,7 +77,7 @@ def connect_fusion(config: VllmConfig, *, enable_mm_embeds: bool) -> None:
     store = config.kv_transfer_config.kv_connector_extra_config
     config.ec_transfer_config = ECTransferConfig(
         ec_connector="FusionConnector",
-        ec_connector_module_path="semkv_rag.engine.fusion",
+        ec_connector_module_path="semkv_rag.connector.images.connector",
         ec_role="ec_both",
         ec_connector_extra_config={
             "root": store["root"],
@@ -167,3 +168,9 @@ def model_fingerprint(model: str, **engine_args: Any) -> str:
         EngineError: vLLM cannot load the model, or its files are not on this machine.
     """
     return config_fingerprint(_configuration(model, engine_args))
+
+
+async def ask_gate(llm: Any) -> GateReport:
+    """What the gates of all ranks of a running engine found: the first that refuses, if any."""
+    reports = [GateReport(**fields) for fields in await llm.collective_rpc("semkv_gate")]
+    return next((report for report in reports if not report.servable), reports[0])

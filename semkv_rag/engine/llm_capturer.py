@@ -15,16 +15,15 @@ from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from semkv_rag.connector.messages import Captured, GateReport
 from semkv_rag.corpus.capture import CaptureItem, CaptureResult
-from semkv_rag.engine.capture import Captured
 from semkv_rag.engine.capturing import WRITE_TIMEOUT_SECONDS, Capturing, Tickets
-from semkv_rag.engine.gate import GateReport
+from semkv_rag.engine.client import CAPTURE_PREFIX, ReportingLLM
 from semkv_rag.engine.launch import kv_bytes_per_token
-from semkv_rag.engine.reporting import CAPTURE_PREFIX, ReportingLLM
-from semkv_rag.engine.transfer import CAPTURE_KEY, PARAMS_KEY
 from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.reuse.tokens import TokenArray
 from semkv_rag.store import KVStore
+from semkv_rag.wire import CAPTURE_KEY, PARAMS_KEY, TRANSFER_FIELD
 
 PASSING_POLL_SECONDS = 0.05
 """A capture in passing is asked after this often while nobody waits for an answer."""
@@ -153,7 +152,7 @@ class LLMCapturer:
             temperature=0,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={"kv_transfer_params": {PARAMS_KEY: wishes}},
+            extra_args={TRANSFER_FIELD: {PARAMS_KEY: wishes}},
         )
         prompt = [*context.tolist(), *item.tokens.tolist()]
         request_id = f"{CAPTURE_PREFIX}{next(self._ids)}"

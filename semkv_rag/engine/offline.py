@@ -11,7 +11,7 @@ from vllm.renderers import renderer_from_config
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 
 from semkv_rag.closing import Closing
-from semkv_rag.engine.fingerprint import config_fingerprint
+from semkv_rag.connector.fingerprint import config_fingerprint
 from semkv_rag.engine.launch import kv_bytes_per_token, resolve
 from semkv_rag.errors import OptionError
 from semkv_rag.reuse import TokenArray, token_array

@@ -21,27 +21,27 @@ from vllm.inputs.engine import tokens_input
 from semkv_rag.config import DEFAULT_NAMESPACE
 from semkv_rag.corpus.capture import CaptureItem
 from semkv_rag.corpus.split import tokenize
-from semkv_rag.engine.images import IMAGES_FIELD, images_of
-from semkv_rag.engine.state_encoder import StateEncoder
-from semkv_rag.engine.transfer import (
+from semkv_rag.engine.feature_encoder import StateEncoder
+from semkv_rag.engine.image_inputs import IMAGES_FIELD, images_of
+from semkv_rag.errors import EngineError, OptionError, SemKVError
+from semkv_rag.prompt_cache import Cascade, Lookup
+from semkv_rag.report import ReuseReport, log_line
+from semkv_rag.reuse import tell_images_apart, token_array
+from semkv_rag.store import ChunkKey
+from semkv_rag.unicode_text import is_unicode, not_unicode
+from semkv_rag.wire import (
     CAPTURE_KEY,
     NEAR_IMAGES_KEY,
     PARAMS_KEY,
     STORE_IMAGES_KEY,
     TRANSFER_FIELD,
 )
-from semkv_rag.errors import EngineError, OptionError, SemKVError
-from semkv_rag.report import ReuseReport, log_line
-from semkv_rag.reuse import tell_images_apart, token_array
-from semkv_rag.store import ChunkKey
-from semkv_rag.tiers import Cascade, Lookup
-from semkv_rag.unicode_text import is_unicode, not_unicode
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
 
+    from semkv_rag.engine.client import ReportingLLM
     from semkv_rag.engine.llm_capturer import LLMCapturer
-    from semkv_rag.engine.reporting import ReportingLLM
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from vllm.exceptions import VLLMClientError
 from vllm.renderers.chat_utils import load_chat_template
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from semkv_rag.engine.reporting import ReportingLLM
-from semkv_rag.engine.transfer import ANSWER_TOKENS_KEY, PARAMS_KEY, TRANSFER_FIELD
+from semkv_rag.engine.client import ReportingLLM
 from semkv_rag.errors import EngineError, OptionError
+from semkv_rag.wire import ANSWER_TOKENS_KEY, PARAMS_KEY, TRANSFER_FIELD
 
 Scored = dict[int, float]
 """Log-probabilities of one place, by token id."""

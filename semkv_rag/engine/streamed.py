@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from semkv_rag.engine.transfer import TRANSFER_FIELD
+from semkv_rag.wire import TRANSFER_FIELD
 
 _EVENT = b"data: {"
 _FINISH = b'"finish_reason":"'

@@ -4,10 +4,10 @@ Neutral of any framework: prompts are text or OpenAI's messages, options are Ope
 names. Works without vLLM installed, for as long as no engine is started.
 """
 
-from semkv_rag.backend.local import LocalBackend
-from semkv_rag.backend.remote import RemoteBackend
-from semkv_rag.backend.shared import close_engines, shared_engine
-from semkv_rag.backend.types import Backend, Message, Part, Prompt, ToolCall
+from semkv_rag.llm.local import LocalBackend
+from semkv_rag.llm.remote import RemoteBackend
+from semkv_rag.llm.shared import close_engines, shared_engine
+from semkv_rag.llm.types import Backend, Message, Part, Prompt, ToolCall
 
 __all__ = [
     "Backend",

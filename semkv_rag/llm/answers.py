@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from semkv_rag.backend.fields import PARAMS_KEY, TRANSFER_FIELD
-from semkv_rag.backend.types import Part, ToolCall
+from semkv_rag.llm.types import Part, ToolCall
+from semkv_rag.wire import PARAMS_KEY, TRANSFER_FIELD
 
 
 def whole_part(response: Mapping[str, Any]) -> Part:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from semkv_rag.backend.types import Prompt
 from semkv_rag.errors import OptionError
-
-TRANSFER_FIELD = "kv_transfer_params"
-"""The field that carries reuse options there and the report back, and our key in it."""
-PARAMS_KEY = "semkv"
+from semkv_rag.llm.types import Prompt
+from semkv_rag.wire import TRANSFER_FIELD
 
 # What the backend writes itself.
 _OWN = ("messages", "prompt", "model", "stream", "stream_options", "request_id", TRANSFER_FIELD)

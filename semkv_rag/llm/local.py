@@ -7,9 +7,6 @@ from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequen
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from semkv_rag.backend.answers import StreamedAnswer, whole_part
-from semkv_rag.backend.fields import before, request_fields
-from semkv_rag.backend.types import Part, Prompt
 from semkv_rag.config import ReuseOptions
 from semkv_rag.corpus import (
     DEFAULT_CONTEXT,
@@ -20,6 +17,9 @@ from semkv_rag.corpus import (
     precompute_texts,
 )
 from semkv_rag.errors import OptionError
+from semkv_rag.llm.answers import StreamedAnswer, whole_part
+from semkv_rag.llm.fields import before, request_fields
+from semkv_rag.llm.types import Part, Prompt
 from semkv_rag.store import KVStore
 from semkv_rag.store.cache_key import cache_key
 

@@ -12,9 +12,6 @@ from typing import Any
 import openai
 from openai.types import Model
 
-from semkv_rag.backend.answers import StreamedAnswer, whole_part
-from semkv_rag.backend.fields import PARAMS_KEY, TRANSFER_FIELD, before, request_fields
-from semkv_rag.backend.types import Part, Prompt
 from semkv_rag.corpus import (
     DEFAULT_CONTEXT,
     ContextMode,
@@ -24,6 +21,10 @@ from semkv_rag.corpus import (
     PrecomputeResult,
 )
 from semkv_rag.errors import EngineError, OptionError
+from semkv_rag.llm.answers import StreamedAnswer, whole_part
+from semkv_rag.llm.fields import before, request_fields
+from semkv_rag.llm.types import Part, Prompt
+from semkv_rag.wire import PARAMS_KEY, TRANSFER_FIELD
 
 
 class RemoteBackend:

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from semkv_rag.tiers.named import tiers_of
+from semkv_rag.prompt_cache.named import tiers_of
 
 if TYPE_CHECKING:
     from semkv_rag.engine import Engine
-    from semkv_rag.tiers import Encoder, TierOptions
+    from semkv_rag.prompt_cache import Encoder, TierOptions
 
 _engines: dict[str, Engine] = {}
 _lock = threading.Lock()
@@ -37,7 +37,7 @@ def shared_engine(
         engine_args: further arguments of `Engine`: its own options, or fields of `AsyncEngineArgs`.
         chat_args: options of vLLM's chat, as `Engine` takes them.
         tiers: as `Engine` takes them, or a mapping of their fields.
-        encoders: of the tiers, by layer; some by name, see `semkv_rag.tiers.named`.
+        encoders: of the tiers, by layer; some by name, see `semkv_rag.prompt_cache.named`.
 
     Raises:
         MissingExtraError: vLLM is not installed.

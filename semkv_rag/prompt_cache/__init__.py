@@ -5,11 +5,16 @@ where resemblance is not enough. Usable without vLLM; the encoders and FAISS com
 `tiers` and are loaded when they are first needed.
 """
 
-from semkv_rag.tiers.cascade import Cascade
-from semkv_rag.tiers.encoders import CallableEncoder, Encoder, PerceptualHash, SentenceEncoder
-from semkv_rag.tiers.lookup import Candidate, Explanation, Lookup
-from semkv_rag.tiers.normalise import Normalisation
-from semkv_rag.tiers.options import TierOptions
+from semkv_rag.prompt_cache.cascade import Cascade
+from semkv_rag.prompt_cache.lookup import Candidate, Explanation, Lookup
+from semkv_rag.prompt_cache.normalise import Normalisation
+from semkv_rag.prompt_cache.options import TierOptions
+from semkv_rag.prompt_cache.vectors.encoders import (
+    CallableEncoder,
+    Encoder,
+    PerceptualHash,
+    SentenceEncoder,
+)
 
 __all__ = [
     "CallableEncoder",

@@ -19,16 +19,16 @@ import numpy as np
 from semkv_rag.closing import Closing
 from semkv_rag.config import DEFAULT_NAMESPACE, check_namespace
 from semkv_rag.errors import OptionError, SemKVError
+from semkv_rag.prompt_cache.guarding import Guarding
+from semkv_rag.prompt_cache.lookup import SEMANTIC_LAYER, Asked, Explanation, Lookup
+from semkv_rag.prompt_cache.options import TierOptions
+from semkv_rag.prompt_cache.search import Parts, Search, encode
+from semkv_rag.prompt_cache.vectors.encoders import Encoder, SentenceEncoder
+from semkv_rag.prompt_cache.vectors.index import VectorIndex, Vectors
+from semkv_rag.prompt_cache.vectors.layers import LayerIndexes
 from semkv_rag.report import Explored
 from semkv_rag.reuse import TokenArray, token_array
 from semkv_rag.store import KVStore, PromptRecord, VectorKey
-from semkv_rag.tiers.encoders import Encoder, SentenceEncoder
-from semkv_rag.tiers.guarding import Guarding
-from semkv_rag.tiers.layers import LayerIndexes
-from semkv_rag.tiers.lookup import SEMANTIC_LAYER, Asked, Explanation, Lookup
-from semkv_rag.tiers.options import TierOptions
-from semkv_rag.tiers.search import Parts, Search, encode
-from semkv_rag.tiers.vectors import VectorIndex, Vectors
 from semkv_rag.unicode_text import is_unicode, not_unicode
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ import threading
 
 import numpy as np
 
+from semkv_rag.prompt_cache.guard import Decision, Outcome, decide, veto
+from semkv_rag.prompt_cache.lookup import Asked, Candidate
+from semkv_rag.prompt_cache.options import TierOptions
+from semkv_rag.prompt_cache.vectors.encoders import Reads
 from semkv_rag.store import KVStore, PromptRecord, VectorKey
-from semkv_rag.tiers.encoders import Reads
-from semkv_rag.tiers.guard import Decision, Outcome, decide, veto
-from semkv_rag.tiers.lookup import Asked, Candidate
-from semkv_rag.tiers.options import TierOptions
 
 
 class Guarding:

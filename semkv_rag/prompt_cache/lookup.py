@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from semkv_rag.prompt_cache.normalise import Normalisation, images_digest, pixels_key, prompt_key
+from semkv_rag.prompt_cache.vectors.index import Vectors
 from semkv_rag.report import Explored, Status
 from semkv_rag.reuse import TokenArray, token_array
 from semkv_rag.store import PromptRecord, VectorKey, chunk_id
-from semkv_rag.tiers.normalise import Normalisation, images_digest, pixels_key, prompt_key
-from semkv_rag.tiers.vectors import Vectors
 
 if TYPE_CHECKING:
     from PIL.Image import Image

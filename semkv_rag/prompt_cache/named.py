@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from semkv_rag.errors import OptionError
-from semkv_rag.tiers.encoders import Encoder, PerceptualHash, SentenceEncoder
-from semkv_rag.tiers.lookup import SEMANTIC_LAYER
-from semkv_rag.tiers.options import TierOptions
+from semkv_rag.prompt_cache.lookup import SEMANTIC_LAYER
+from semkv_rag.prompt_cache.options import TierOptions
+from semkv_rag.prompt_cache.vectors.encoders import Encoder, PerceptualHash, SentenceEncoder
 
 MINILM, PHASH, IMAGE_SUFFIX = "minilm", "phash", ":image"
 

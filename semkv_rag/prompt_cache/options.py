@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from semkv_rag.errors import OptionError
-from semkv_rag.tiers.normalise import Normalisation
+from semkv_rag.prompt_cache.normalise import Normalisation
 
 Reuse = Literal["aligned", "substitute"]
 

@@ -6,12 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from semkv_rag.report import Explored, Status
-from semkv_rag.store import KVStore, VectorKey
-from semkv_rag.tiers.encoders import Encoder, KeyedEncoder
-from semkv_rag.tiers.guarding import Guarding
-from semkv_rag.tiers.layers import LayerIndexes
-from semkv_rag.tiers.lookup import (
+from semkv_rag.prompt_cache.guarding import Guarding
+from semkv_rag.prompt_cache.lookup import (
     EXACT,
     SEMANTIC,
     SEMANTIC_LAYER,
@@ -20,8 +16,12 @@ from semkv_rag.tiers.lookup import (
     Lookup,
     tier_of,
 )
-from semkv_rag.tiers.options import TierOptions
-from semkv_rag.tiers.vectors import Vectors, normalised
+from semkv_rag.prompt_cache.options import TierOptions
+from semkv_rag.prompt_cache.vectors.encoders import Encoder, KeyedEncoder
+from semkv_rag.prompt_cache.vectors.index import Vectors, normalised
+from semkv_rag.prompt_cache.vectors.layers import LayerIndexes
+from semkv_rag.report import Explored, Status
+from semkv_rag.store import KVStore, VectorKey
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,11 @@ from vllm.entrypoints.serve.exception_handling.error_response import create_erro
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine.caller import CALLER, Caller, wishes_of
-from semkv_rag.engine.limits import LimitError, Limits, Pace, UnderWay
 from semkv_rag.engine.streamed import events_with_report
-from semkv_rag.engine.tenants import OF_TENANTS, OPEN, OWN, Tenancy
-from semkv_rag.engine.transfer import TRANSFER_FIELD
 from semkv_rag.errors import OptionError
+from semkv_rag.server.limits import LimitError, Limits, Pace, UnderWay
+from semkv_rag.server.tenants import OF_TENANTS, OPEN, OWN, Tenancy
+from semkv_rag.wire import TRANSFER_FIELD
 
 logger = logging.getLogger(__name__)
 

@@ -38,13 +38,13 @@ from semkv_rag.corpus import (
 )
 from semkv_rag.corpus.context import context_modes
 from semkv_rag.engine.caller import CALLER
-from semkv_rag.engine.limits import LimitError, Limits, UnderWay
 from semkv_rag.engine.llm_capturer import LLMCapturer
-from semkv_rag.engine.tenants import OWN, Tenancy
 from semkv_rag.errors import OptionError, SemKVError
+from semkv_rag.prompt_cache import Cascade
 from semkv_rag.report import Explored
+from semkv_rag.server.limits import LimitError, Limits, UnderWay
+from semkv_rag.server.tenants import OWN, Tenancy
 from semkv_rag.store.cache_key import cache_key
-from semkv_rag.tiers import Cascade
 from semkv_rag.unicode_text import is_unicode
 
 T = TypeVar("T")

@@ -22,28 +22,30 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from semkv_rag.config import ReuseOptions
+from semkv_rag.connector.cores import cores_of_its_own
+from semkv_rag.connector.fingerprint import config_fingerprint
+from semkv_rag.connector.messages import GateReport
+from semkv_rag.connector.obstacle import config_obstacle
 from semkv_rag.engine.chat import has_chat_template, takes_images
-from semkv_rag.engine.cores import cores_of_its_own
-from semkv_rag.engine.fingerprint import config_fingerprint
+from semkv_rag.engine.client import ReportingLLM
 from semkv_rag.engine.forced_tools import configure_tools
-from semkv_rag.engine.front import Front
-from semkv_rag.engine.gate import GateReport, ask_gate
 from semkv_rag.engine.launch import (
     WORKER,
+    ask_gate,
     connect_fusion,
     platform_defaults,
     transfer_config,
 )
-from semkv_rag.engine.limits import Limits, Turns
 from semkv_rag.engine.llm_capturer import LLMCapturer
-from semkv_rag.engine.model_view import config_obstacle
-from semkv_rag.engine.reporting import ReportingLLM
-from semkv_rag.engine.routes import Routes
-from semkv_rag.engine.tenants import Tenancy
-from semkv_rag.engine.tiering import Tiering
+from semkv_rag.engine.prompt_lookup import Tiering
+from semkv_rag.engine.turns import Turns
 from semkv_rag.errors import EngineError, OptionError
+from semkv_rag.prompt_cache import Cascade, Encoder, TierOptions
+from semkv_rag.server.front import Front
+from semkv_rag.server.limits import Limits
+from semkv_rag.server.routes import Routes
+from semkv_rag.server.tenants import Tenancy
 from semkv_rag.store import KVStore
-from semkv_rag.tiers import Cascade, Encoder, TierOptions
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ CAPTURES_IN_FLIGHT = 2
 """Chunks that one run over HTTP has computed at a time: others wait for their first token meanwhile."""
 
 POLICY = "--scheduling-policy"
-MIDDLEWARE = "semkv_rag.engine.front.Front"
+MIDDLEWARE = "semkv_rag.server.front.Front"
 
 SWITCH_S = 0.0005
 """Python lets another thread go on after so long. While the server's loop reads a large body, each of the
@@ -91,7 +93,7 @@ def serve(
         vllm_args: options of vLLM's server, as on its command line.
         tiers: how whole prompts that resemble an earlier one are found and stored; None for not at
             all.
-        encoders: of the tiers, by layer; see `semkv_rag.tiers.Cascade`.
+        encoders: of the tiers, by layer; see `semkv_rag.prompt_cache.Cascade`.
 
     Raises:
         OptionError: an option cannot be used.

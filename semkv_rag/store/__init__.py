@@ -4,8 +4,9 @@ Usable without vLLM. `KVStore` is the store, `write_chunk` and `ChunkFile` write
 file; docs/store.md specifies the files and the tables.
 """
 
-from semkv_rag.store.chunk_file import ChunkFile, write_chunk
-from semkv_rag.store.header import KINDS, ChunkHeader, chunk_id
+from semkv_rag.store.files.chunk_file import ChunkFile, write_chunk
+from semkv_rag.store.files.header import KINDS, ChunkHeader, chunk_id
+from semkv_rag.store.files.state_file import StateFile, state_id
 from semkv_rag.store.kv_store import KVStore
 from semkv_rag.store.prompts import StoredPrompts
 from semkv_rag.store.records import (
@@ -24,7 +25,6 @@ from semkv_rag.store.records import (
     VectorKey,
     VerifyReport,
 )
-from semkv_rag.store.state_file import StateFile, state_id
 from semkv_rag.store.states import StoredStates
 
 __all__ = [

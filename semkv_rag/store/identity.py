@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from blake3 import blake3
 
-from semkv_rag.store.beneath import open_file
+from semkv_rag.store.files.beneath import open_file
 
 if TYPE_CHECKING:
     from semkv_rag.store.kv_store import KVStore

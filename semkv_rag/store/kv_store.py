@@ -19,11 +19,8 @@ from sqlalchemy import URL, Connection
 from semkv_rag.closing import Closing
 from semkv_rag.errors import StoreError
 from semkv_rag.reuse.tokens import StoredTokens
-from semkv_rag.store import layout
-from semkv_rag.store.beneath import make_folder
-from semkv_rag.store.contents import Contents
-from semkv_rag.store.eviction import evict
-from semkv_rag.store.gone import GoneFile, unlink
+from semkv_rag.store.files import paths
+from semkv_rag.store.files.beneath import make_folder
 from semkv_rag.store.index import chunks, feed, sources, states
 from semkv_rag.store.index.database import FREED, Database
 from semkv_rag.store.prompts import StoredPrompts
@@ -37,7 +34,10 @@ from semkv_rag.store.records import (
     VerifyReport,
 )
 from semkv_rag.store.states import StoredStates
-from semkv_rag.store.verify import verify
+from semkv_rag.store.upkeep.contents import Contents
+from semkv_rag.store.upkeep.eviction import evict
+from semkv_rag.store.upkeep.gone import GoneFile, unlink
+from semkv_rag.store.upkeep.verify import verify
 
 
 class KVStore(Closing):
@@ -92,7 +92,7 @@ class KVStore(Closing):
 
     def path(self, model: str, namespace: str, chunk_id: str, rank: int = 0) -> Path:
         """Where a chunk's file is or goes. Asks no one."""
-        return layout.chunk_path(self.root, model, namespace, chunk_id, rank)
+        return paths.chunk_path(self.root, model, namespace, chunk_id, rank)
 
     def add_model(self, fingerprint: str, description: Mapping[str, str]) -> None:
         """Say what a fingerprint stands for; for people to read."""

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from semkv_rag.config import PRESETS, ReuseOptions
-from semkv_rag.tiers import TierOptions
+from semkv_rag.prompt_cache import TierOptions
 from tests.cli.conftest import Semkv
 from workbench.settings import READER
 
@@ -22,7 +22,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         seen.update(options, model=model)
         return 0
 
-    monkeypatch.setattr("semkv_rag.engine.serve.serve", serve)
+    monkeypatch.setattr("semkv_rag.server.serve.serve", serve)
     return seen
 
 

@@ -10,10 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from semkv_rag.connector.worker.model.block_layout import (
+    BlockLayout,
+    WriteBlock,
+    find_layout,
+    find_layouts,
+)
+from semkv_rag.connector.worker.model.model_view import Unservable
+from semkv_rag.connector.worker.model.paged import CODES, PagedKV
 from semkv_rag.engine import Engine
-from semkv_rag.engine.block_layout import BlockLayout, WriteBlock, find_layout, find_layouts
-from semkv_rag.engine.model_view import Unservable
-from semkv_rag.engine.paged import CODES, PagedKV
 from semkv_rag.store import ChunkFile
 from workbench.chunks import random_tokens, store_chunks
 from workbench.inside import inside

@@ -26,7 +26,7 @@ START_SECONDS = 300
 SCRIPT = """
 import json, sys
 from semkv_rag import Engine, ReuseOptions
-from semkv_rag.tiers import TierOptions
+from semkv_rag.prompt_cache import TierOptions
 
 first, second, store, model, namespace, sampling, arguments, reached = json.loads(sys.argv[1])
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from semkv_rag.engine import capture_memory
-from semkv_rag.engine.capture_memory import CaptureMemory
+from semkv_rag.connector.worker.capture import capture_memory
+from semkv_rag.connector.worker.capture.capture_memory import CaptureMemory
 
 LIKE = torch.zeros(1, dtype=torch.int16)
 SHAPE = torch.Size((30, 2, 8))

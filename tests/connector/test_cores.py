@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from semkv_rag.engine import cores
-from semkv_rag.engine.cores import BINDING, cores_of_its_own, taken_cores
+from semkv_rag.connector import cores
+from semkv_rag.connector.cores import BINDING, cores_of_its_own, taken_cores
 
 WORKER = """
 import os, sys, time

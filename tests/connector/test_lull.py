@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from semkv_rag.engine.lull import LULL_S, MOST_BYTES, Lull
+from semkv_rag.connector.worker.capture.lull import LULL_S, MOST_BYTES, Lull
 
 
 def test_nothing_waits_while_no_step_runs() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from semkv_rag.engine.precedence import MOST_RESTS, Precedence
+from semkv_rag.connector.scheduler.precedence import MOST_RESTS, Precedence
 from workbench.settings import ROOT
 from workbench.starts import run_program
 

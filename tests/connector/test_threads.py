@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 # Run as a file: the package would bring vLLM, and its threads.
-THREADS = str(Path(__file__).resolve().parents[2] / "semkv_rag" / "engine" / "threads.py")
+THREADS = str(Path(__file__).resolve().parents[2] / "semkv_rag" / "connector" / "threads.py")
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from semkv_rag.corpus import read_document, split_text
 from semkv_rag.errors import CorpusError
-from semkv_rag.tiers import Normalisation
-from semkv_rag.tiers.guard import veto
-from semkv_rag.tiers.guard.vetoes import LONGEST_PROMPT
+from semkv_rag.prompt_cache import Normalisation
+from semkv_rag.prompt_cache.guard import veto
+from semkv_rag.prompt_cache.guard.vetoes import LONGEST_PROMPT
 from tests.corpus.documents import pdf_with
 from tests.corpus.made_up_engine import word_tokenizer
 

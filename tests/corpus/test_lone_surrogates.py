@@ -10,9 +10,9 @@ from semkv_rag.corpus import forget_sources, precompute, precompute_texts, split
 from semkv_rag.corpus.prompt_file import read_prompts
 from semkv_rag.corpus.warm import WarmPrompt, warm
 from semkv_rag.errors import CorpusError, OptionError
+from semkv_rag.prompt_cache import Cascade, TierOptions
 from semkv_rag.reuse import token_array
 from semkv_rag.store import KVStore
-from semkv_rag.tiers import Cascade, TierOptions
 from tests.corpus.made_up_engine import FINGERPRINT, MadeUpEngine, word_tokenizer
 from workbench.word_bags import WORDS
 

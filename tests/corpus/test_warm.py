@@ -11,9 +11,9 @@ import pytest
 from semkv_rag.corpus import CaptureItem, PrecomputeProgress
 from semkv_rag.corpus.split import tokenize
 from semkv_rag.corpus.warm import WarmPrompt, WarmResult, warm
+from semkv_rag.prompt_cache import Cascade, TierOptions
 from semkv_rag.reuse import token_array
 from semkv_rag.store import KVStore, chunk_id
-from semkv_rag.tiers import Cascade, TierOptions
 from tests.corpus.made_up_engine import FINGERPRINT, MadeUpEngine
 from workbench.word_bags import WORDS
 

@@ -8,7 +8,7 @@ import pytest
 from tiers import show
 
 from semkv_rag.engine import Engine
-from semkv_rag.tiers import TierOptions
+from semkv_rag.prompt_cache import TierOptions
 from workbench.tiered import tiered
 
 

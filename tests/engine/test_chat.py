@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from semkv_rag.backend import LocalBackend, Part
 from semkv_rag.corpus import precompute_texts
 from semkv_rag.corpus.chat_head import chat_head
 from semkv_rag.engine import Engine
 from semkv_rag.engine.chat import ChatSettings
 from semkv_rag.errors import EngineError, OptionError
+from semkv_rag.llm import LocalBackend, Part
 from semkv_rag.report import ReuseReport
 from workbench.engines import Engines
 from workbench.tiny_models import IMAGE_SIZE, PATCH_SIZE

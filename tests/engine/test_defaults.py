@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semkv_rag.engine.launch import CPU_KV_CACHE_BYTES, platform_defaults
-from semkv_rag.engine.serve import _default_arguments
+from semkv_rag.server.serve import _default_arguments
 
 SIZED = ["--enforce-eager", "--kv-cache-memory-bytes", str(CPU_KV_CACHE_BYTES)]
 

@@ -21,17 +21,18 @@ from PIL import Image
 from vllm.config import ECTransferConfig
 
 from semkv_rag.config import ReuseOptions
+from semkv_rag.connector.images.identifiers import parse_identifier, state_identifier
+from semkv_rag.connector.images.lookup import LARGEST_FEATURE
 from semkv_rag.engine import Completion, Engine, StateEncoder
-from semkv_rag.engine.fusion_ids import parse_identifier, state_identifier
-from semkv_rag.engine.fusion_lookup import LARGEST_FEATURE
 from semkv_rag.engine.launch import model_fingerprint, resolve, transfer_config
-from semkv_rag.engine.tiering import Tiering
+from semkv_rag.engine.prompt_lookup import Tiering
 from semkv_rag.errors import EngineError, OptionError
+from semkv_rag.prompt_cache import CallableEncoder, Cascade, TierOptions
+from semkv_rag.prompt_cache.vectors.index import Vectors
 from semkv_rag.reuse import image_key
-from semkv_rag.store import KVStore, state_file
-from semkv_rag.store.tensor_file import write_tensors
-from semkv_rag.tiers import CallableEncoder, Cascade, TierOptions
-from semkv_rag.tiers.vectors import Vectors
+from semkv_rag.store import KVStore
+from semkv_rag.store.files import state_file
+from semkv_rag.store.files.tensor_file import write_tensors
 from workbench.answers import SAMPLING, assert_same
 from workbench.answers import plain as plain_text
 from workbench.chunks import random_tokens
@@ -128,7 +129,7 @@ SCRIPT = """
 import pickle, sys
 from workbench.settings import ENGINE_ARGS
 from semkv_rag.engine import Engine
-from semkv_rag.tiers import TierOptions
+from semkv_rag.prompt_cache import TierOptions
 from tests.engine.test_fusion import question
 from workbench.vision import count_tower
 
@@ -442,7 +443,7 @@ def test_a_file_that_vanishes_once_it_was_decided_on(engine: Engine, namespace: 
     def remove_before_the_workers_load(worker: Any) -> None:
         from pathlib import Path
 
-        from semkv_rag.engine.fusion_writer import StateWriter
+        from semkv_rag.connector.images.writer import StateWriter
 
         load = StateWriter.load
 

@@ -17,8 +17,8 @@ from PIL import Image
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Completion, Engine
-from semkv_rag.engine.tiering import Tiering
-from semkv_rag.tiers import PerceptualHash, TierOptions
+from semkv_rag.engine.prompt_lookup import Tiering
+from semkv_rag.prompt_cache import PerceptualHash, TierOptions
 from workbench.answers import SAMPLING, assert_same, largest_difference
 from workbench.chunks import store_chunks
 from workbench.engines import Engines

@@ -14,7 +14,7 @@ from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Engine
 from semkv_rag.engine.caller import CALLER, Caller
 from semkv_rag.errors import OptionError
-from semkv_rag.tiers import TierOptions
+from semkv_rag.prompt_cache import TierOptions
 from workbench.chunks import random_tokens, store_chunks
 from workbench.engines import Engines
 from workbench.pairs import BLOCK, pairs, spill

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from semkv_rag.engine import Engine
-from semkv_rag.tiers import TierOptions
+from semkv_rag.prompt_cache import TierOptions
 from workbench.paraphrases import OTHER, PARAPHRASE, ask, evaluate, make_pairs
 from workbench.tiered import tiered
 

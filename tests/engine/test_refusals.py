@@ -16,9 +16,9 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from semkv_rag.config import ReuseOptions
-from semkv_rag.engine.front import Front
-from semkv_rag.engine.limits import Limits
-from semkv_rag.engine.tenants import Tenancy
+from semkv_rag.server.front import Front
+from semkv_rag.server.limits import Limits
+from semkv_rag.server.tenants import Tenancy
 
 ROUNDS = 50
 

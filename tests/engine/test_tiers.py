@@ -12,9 +12,9 @@ import pytest
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Engine
-from semkv_rag.engine.tiering import Tiering
+from semkv_rag.engine.prompt_lookup import Tiering
 from semkv_rag.errors import EngineError, OptionError
-from semkv_rag.tiers import TierOptions
+from semkv_rag.prompt_cache import TierOptions
 from workbench.answers import SAMPLING, assert_same, blended, plain
 from workbench.chunks import random_tokens, store_chunks
 from workbench.settings import ENGINE_ARGS
@@ -73,7 +73,7 @@ def test_an_identical_prompt(engine: Engine, tiering: Tiering, namespace: str) -
 SCRIPT = """
 import json, sys
 from semkv_rag import Engine, ReuseOptions
-from semkv_rag.tiers import TierOptions
+from semkv_rag.prompt_cache import TierOptions
 
 prompt, store, model, namespace, sampling, arguments = json.loads(sys.argv[1])
 with Engine(model, store=store, tiers=TierOptions(), **arguments) as engine:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from semkv_rag.backend import Backend, LocalBackend, RemoteBackend
 from semkv_rag.engine import Engine
+from semkv_rag.llm import Backend, LocalBackend, RemoteBackend
 from workbench.server import Server
 from workbench.settings import ROOT
 

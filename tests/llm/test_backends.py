@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from semkv_rag.backend import Backend, LocalBackend, Message, Part, RemoteBackend
 from semkv_rag.engine import Engine
 from semkv_rag.errors import EngineError, OptionError
+from semkv_rag.llm import Backend, LocalBackend, Message, Part, RemoteBackend
 from semkv_rag.report import ReuseReport
 from workbench.server import Server
 

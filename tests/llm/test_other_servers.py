@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from semkv_rag.backend import RemoteBackend
 from semkv_rag.errors import EngineError
+from semkv_rag.llm import RemoteBackend
 
 
 class _KnowsNothing(BaseHTTPRequestHandler):

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from semkv_rag.backend.answers import StreamedAnswer, whole_part
-from semkv_rag.backend.fields import request_fields
 from semkv_rag.errors import OptionError
+from semkv_rag.llm.answers import StreamedAnswer, whole_part
+from semkv_rag.llm.fields import request_fields
 
 MESSAGES: list[Any] = [{"role": "user", "content": "?"}]
 REPORT = {"kv_transfer_params": {"semkv": {"kv_cache": "hit"}}}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from semkv_rag.backend import LocalBackend, close_engines, shared, shared_engine
 from semkv_rag.engine import Engine
 from semkv_rag.errors import EngineError
+from semkv_rag.llm import LocalBackend, close_engines, shared, shared_engine
 
 PROMPT = "The Mok pis school is led by Kim . Question : who leads Mok pis ? Answer :"
 ARGUMENTS = {"dtype": "float32", "max_model_len": 256, "kv_cache_memory_bytes": 64 << 20}

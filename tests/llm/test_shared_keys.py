@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from semkv_rag.backend import close_engines, shared_engine
 from semkv_rag.errors import OptionError
-from semkv_rag.tiers import PerceptualHash, TierOptions
+from semkv_rag.llm import close_engines, shared_engine
+from semkv_rag.prompt_cache import PerceptualHash, TierOptions
 
 
 class Started:

@@ -10,7 +10,7 @@ import pytest
 SCRIPT = """
 import sys
 sys.modules["vllm"] = None  # as if it were not installed
-from semkv_rag.backend import RemoteBackend, shared_engine
+from semkv_rag.llm import RemoteBackend, shared_engine
 from semkv_rag.errors import MissingExtraError
 RemoteBackend("http://localhost/v1")
 try:

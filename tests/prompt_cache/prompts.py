@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from semkv_rag.prompt_cache import Cascade
 from semkv_rag.store import KVStore, chunk_id
-from semkv_rag.tiers import Cascade
 from tests.store import made
 
 

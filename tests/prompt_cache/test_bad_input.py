@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from semkv_rag.errors import OptionError
+from semkv_rag.prompt_cache import Cascade, SentenceEncoder, TierOptions
 from semkv_rag.report import Explored
 from semkv_rag.store import KVStore
-from semkv_rag.tiers import Cascade, SentenceEncoder, TierOptions
+from tests.prompt_cache.prompts import put_kv, tokens
 from tests.store import made
-from tests.tiers.prompts import put_kv, tokens
 from workbench.word_bags import WORDS
 
 LONE = "which river \ud83d"

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semkv_rag.tiers import Normalisation
-from semkv_rag.tiers.guard import veto
-from semkv_rag.tiers.guard.vetoes import LONGEST_PROMPT
-from semkv_rag.tiers.normalise import compatible
+from semkv_rag.prompt_cache import Normalisation
+from semkv_rag.prompt_cache.guard import veto
+from semkv_rag.prompt_cache.guard.vetoes import LONGEST_PROMPT
+from semkv_rag.prompt_cache.normalise import compatible
 from tests.budget import BUDGET_SECONDS, cpu_seconds
 
 LONG = 1_000_000

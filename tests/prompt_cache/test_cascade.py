@@ -12,17 +12,17 @@ import pytest
 from PIL import Image, ImageDraw
 
 from semkv_rag.errors import OptionError, StoreError
-from semkv_rag.store import KVStore
-from semkv_rag.tiers import (
+from semkv_rag.prompt_cache import (
     CallableEncoder,
     Cascade,
     Lookup,
     PerceptualHash,
     TierOptions,
 )
-from semkv_rag.tiers.vectors import Vectors
+from semkv_rag.prompt_cache.vectors.index import Vectors
+from semkv_rag.store import KVStore
+from tests.prompt_cache.prompts import observe, put_kv, tokens
 from tests.store import made
-from tests.tiers.prompts import observe, put_kv, tokens
 from workbench.word_bags import WORDS, by_words
 
 QUESTION = "which river flows past the old mill near Aldbrook"
@@ -270,7 +270,7 @@ def test_it_fails_closed(store: KVStore, monkeypatch: pytest.MonkeyPatch) -> Non
             patch.setattr(part, name, broken)
             assert not any(ask(cascade, SAME_TOO).served for _ in range(20))
     with monkeypatch.context() as patch:
-        patch.setattr("semkv_rag.tiers.guarding.veto", broken)
+        patch.setattr("semkv_rag.prompt_cache.guarding.veto", broken)
         found = ask(cascade, SAME_TOO)
         assert (found.served, found.explored) == (None, None)
         assert "the guard failed" in (found.candidates[0].stopped or "")

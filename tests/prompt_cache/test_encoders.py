@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from semkv_rag.errors import MissingExtraError
-from semkv_rag.tiers import CallableEncoder, PerceptualHash, SentenceEncoder
+from semkv_rag.prompt_cache import CallableEncoder, PerceptualHash, SentenceEncoder
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semkv_rag.tiers.guard import veto
+from semkv_rag.prompt_cache.guard import veto
 from workbench import lookalikes as data
 
 

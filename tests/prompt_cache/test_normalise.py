@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
-from semkv_rag.tiers import Normalisation
-from semkv_rag.tiers.normalise import images_digest, pixels_key, prompt_key
+from semkv_rag.prompt_cache import Normalisation
+from semkv_rag.prompt_cache.normalise import images_digest, pixels_key, prompt_key
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from semkv_rag.errors import OptionError
-from semkv_rag.tiers import CallableEncoder, Normalisation, TierOptions
-from semkv_rag.tiers.named import encoders_of
+from semkv_rag.prompt_cache import CallableEncoder, Normalisation, TierOptions
+from semkv_rag.prompt_cache.named import encoders_of
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from semkv_rag.tiers.guard import Outcome, decide
+from semkv_rag.prompt_cache.guard import Outcome, decide
 
 Curve = Callable[[float], float]
 
@@ -148,5 +148,7 @@ def test_broken_generator_explores() -> None:
 
 
 def test_broken_fit_explores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semkv_rag.tiers.guard.policy._least_probability", lambda *_: math.nan)
+    monkeypatch.setattr(
+        "semkv_rag.prompt_cache.guard.policy._least_probability", lambda *_: math.nan
+    )
     assert not decide(GOOD, 0.95, 0.05, np.random.default_rng(0)).serve

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from semkv_rag.tiers import vectors
-from semkv_rag.tiers.vectors import VectorIndex, Vectors, normalised
+from semkv_rag.prompt_cache.vectors import index as vectors
+from semkv_rag.prompt_cache.vectors.index import VectorIndex, Vectors, normalised
 
 DIM = 32
 

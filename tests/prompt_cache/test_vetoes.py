@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semkv_rag.tiers.guard import Veto, veto, vetoes
-from semkv_rag.tiers.guard.lexicon import Lexicon, lexicon
+from semkv_rag.prompt_cache.guard import Veto, veto, vetoes
+from semkv_rag.prompt_cache.guard.lexicon import Lexicon, lexicon
 
 SAME = [
     ("What is the capital of France?", "Could you tell me France's capital city?"),

@@ -23,10 +23,10 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine.caller import CALLER
-from semkv_rag.engine.front import Front
-from semkv_rag.engine.limits import Limits
-from semkv_rag.engine.serve import MIDDLEWARE
-from semkv_rag.engine.tenants import OF_TENANTS, OPEN, OWN, Tenancy
+from semkv_rag.server.front import Front
+from semkv_rag.server.limits import Limits
+from semkv_rag.server.serve import MIDDLEWARE
+from semkv_rag.server.tenants import OF_TENANTS, OPEN, OWN, Tenancy
 
 A, B, OPERATOR = "key of a", "key of b", "key of the operator"
 TENANTS = {A: "a", B: "b"}

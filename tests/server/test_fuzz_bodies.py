@@ -7,7 +7,7 @@ import asyncio
 import httpx
 
 from semkv_rag.engine.caller import Caller, admitted, namespace_in
-from semkv_rag.engine.tenants import OF_TENANTS
+from semkv_rag.server.tenants import OF_TENANTS
 from semkv_rag.store import KVStore
 from workbench.bodies import (
     body,

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from semkv_rag.engine.limits import LimitError, Limits, Pace, Turns, UnderWay
+from semkv_rag.engine.turns import Turns
 from semkv_rag.errors import OptionError
+from semkv_rag.server.limits import LimitError, Limits, Pace, UnderWay
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from semkv_rag.engine import Engine
-from semkv_rag.engine.tenants import OF_TENANTS
 from semkv_rag.reuse import token_array
+from semkv_rag.server.tenants import OF_TENANTS
 from semkv_rag.store import KVStore
 from workbench.chunks import random_tokens
 from workbench.server import Server

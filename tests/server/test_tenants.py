@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from semkv_rag.config import ReuseOptions
-from semkv_rag.engine.tenants import Tenancy
 from semkv_rag.errors import OptionError
+from semkv_rag.server.tenants import Tenancy
 
 
 def tenancy(*, trust: bool) -> Tenancy:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from semkv_rag.tiers import TierOptions
+from semkv_rag.prompt_cache import TierOptions
 from workbench.engines import Engines
 from workbench.pairs import BLOCK, pairs, spill
 

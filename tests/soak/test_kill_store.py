@@ -20,9 +20,9 @@ import pytest
 import torch
 
 from semkv_rag.store import ChunkFile, KVStore
-from semkv_rag.store.layout import temporary_files
-from semkv_rag.store.tensor_file import lock_abandoned
-from semkv_rag.store.verify import DEBRIS_AGE_S
+from semkv_rag.store.files.paths import temporary_files
+from semkv_rag.store.files.tensor_file import lock_abandoned
+from semkv_rag.store.upkeep.verify import DEBRIS_AGE_S
 from tests.store import made
 from workbench import postgres
 

@@ -19,7 +19,7 @@ import pytest
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Completion, Engine
-from semkv_rag.tiers import TierOptions
+from semkv_rag.prompt_cache import TierOptions
 from workbench.answers import assert_same, plain
 from workbench.chunks import Tokens, random_tokens, store_chunks
 from workbench.engines import Engines

@@ -36,7 +36,7 @@ from typing import Any, Literal, TypeAlias
 import pytest
 from sqlalchemy import Connection, Engine, event
 
-from semkv_rag.store import beneath
+from semkv_rag.store.files import beneath
 from semkv_rag.store.index import sqlite
 
 _INDEX = "index.sqlite"

@@ -34,7 +34,7 @@ from semkv_rag.store import (
     state_id,
     write_chunk,
 )
-from semkv_rag.store.state_file import write_state
+from semkv_rag.store.files.state_file import write_state
 from tests.store import made
 from tests.store.forging import PREFIX
 

@@ -14,8 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from semkv_rag.errors import ChunkFileError, StoreError
-from semkv_rag.store import ChunkFile, ChunkHeader, chunk_file, chunk_id, write_chunk
-from semkv_rag.store.header import FORMAT
+from semkv_rag.store import ChunkFile, ChunkHeader, chunk_id, write_chunk
+from semkv_rag.store.files import chunk_file
+from semkv_rag.store.files.header import FORMAT
 from tests.store import made
 
 DTYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8"]

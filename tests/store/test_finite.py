@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from semkv_rag.errors import ChunkFileError, StateFileError, StoreError
-from semkv_rag.store import ChunkFile, KVStore, finite, tensor_file, write_chunk
-from semkv_rag.store.finite import is_finite, raw_bytes
+from semkv_rag.store import ChunkFile, KVStore, write_chunk
+from semkv_rag.store.files import finite, tensor_file
+from semkv_rag.store.files.finite import is_finite, raw_bytes
 from tests.store import made
 from tests.store.forging import forge_tensor
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from semkv_rag.store import KVStore
-from semkv_rag.store.chunk_file import FORMAT
-from semkv_rag.store.tensor_file import write_tensors
+from semkv_rag.store.files.chunk_file import FORMAT
+from semkv_rag.store.files.tensor_file import write_tensors
 from tests.store import made
 
 HOURS = 3600.0

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import create_engine, update
 
-from semkv_rag.store import KVStore, chunk_file, header
+from semkv_rag.store import KVStore
+from semkv_rag.store.files import chunk_file, header
 from semkv_rag.store.index import schema
 from tests.store import made
 

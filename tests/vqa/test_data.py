@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from semkv_rag.errors import OptionError
-from semkv_rag.tiers import PerceptualHash
+from semkv_rag.prompt_cache import PerceptualHash
 from workbench.vqa.data import make_shapes, make_video, other_images, read_gqa
 
 ENTRY = {"imageId": "1", "question": "Is it red?", "answer": "yes"}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from semkv_rag.prompt_cache import TierOptions
 from semkv_rag.report import ReuseReport
-from semkv_rag.tiers import TierOptions
 from workbench.vqa.command import main, parser, settings
 from workbench.vqa.data import Sample
 from workbench.vqa.passes import Facts, Row

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from semkv_rag.errors import OptionError
-from semkv_rag.tiers import TierOptions
+from semkv_rag.prompt_cache import TierOptions
 from workbench.settings import ENGINE_ARGS
 from workbench.vqa.data import make_shapes, other_images, read_gqa
 from workbench.vqa.passes import Facts, Pass, Row, run

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from semkv_rag.cli.options import engine_args, tier_options
 from semkv_rag.errors import OptionError, SemKVError
-from semkv_rag.tiers import TierOptions
+from semkv_rag.prompt_cache import TierOptions
 from workbench.figures import save, summary
 from workbench.vqa.data import Sample, make_shapes, make_video, other_images, read_gqa
 from workbench.vqa.passes import QUESTION, Facts, Pass, Row, run

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from semkv_rag.errors import EngineError, OptionError, SemKVError
-from semkv_rag.tiers import TierOptions
+from semkv_rag.prompt_cache import TierOptions
 from workbench.vqa.data import Sample
 from workbench.vqa.tower import tower_calls, watch_tower
 
@@ -144,7 +144,7 @@ def _serve(work: Pass, sending: Connection) -> None:
 
 def _passed(work: Pass) -> Iterator[Row | Facts]:
     from semkv_rag.engine import Engine
-    from semkv_rag.tiers.named import encoders_of
+    from semkv_rag.prompt_cache.named import encoders_of
     from workbench.inside import inside
 
     arguments = dict(work.engine_args)

@@ -7,7 +7,7 @@ from typing import Any
 
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 
-from semkv_rag.backend import Part
+from semkv_rag.llm import Part
 
 PROVIDER = "semkv"
 REPORT_KEY = "semkv"

@@ -21,10 +21,10 @@ from pydantic import (
 )
 
 from langchain_semkv import hints
-from semkv_rag.backend import Backend, LocalBackend, RemoteBackend, shared_engine
 from semkv_rag.config import ReuseOptions, options_over
 from semkv_rag.errors import OptionError
-from semkv_rag.tiers.named import encoder_names, plain_tiers, tiers_of
+from semkv_rag.llm import Backend, LocalBackend, RemoteBackend, shared_engine
+from semkv_rag.prompt_cache.named import encoder_names, plain_tiers, tiers_of
 
 API_KEY_VARIABLE = "SEMKV_API_KEY"
 INDEX_URL_VARIABLE = "SEMKV_INDEX_URL"

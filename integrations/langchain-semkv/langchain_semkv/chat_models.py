@@ -30,8 +30,8 @@ from langchain_semkv.answers import PROVIDER, metadata, usage
 from langchain_semkv.base import SemKVModel
 from langchain_semkv.messages import to_openai
 from langchain_semkv.structured import Method, Schema
-from semkv_rag.backend import Backend, Message, Part
 from semkv_rag.errors import OptionError
+from semkv_rag.llm import Backend, Message, Part
 
 Tool = dict[str, Any] | type | Callable[..., Any] | BaseTool
 _Prepared = tuple[Backend, list[Message], dict[str, Any], dict[str, Any]]

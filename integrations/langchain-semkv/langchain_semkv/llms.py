@@ -15,7 +15,7 @@ from langchain_core.prompt_values import PromptValue
 
 from langchain_semkv.answers import PROVIDER, metadata, usage
 from langchain_semkv.base import SemKVModel
-from semkv_rag.backend import Part
+from semkv_rag.llm import Part
 
 # vLLM batches what comes at once; more waiting threads than this add nothing.
 _AT_ONCE = 64

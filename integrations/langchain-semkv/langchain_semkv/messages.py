@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_openai_messages
 
-from semkv_rag.backend import Message
 from semkv_rag.errors import OptionError
+from semkv_rag.llm import Message
 
 # Of an earlier answer: its calls stand in `tool_calls` beside its content, and what a model thought is
 # not said to it again.

@@ -14,8 +14,8 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 from langchain_semkv import ChatSemKV
 
-from semkv_rag.backend import LocalBackend
 from semkv_rag.engine import Engine
+from semkv_rag.llm import LocalBackend
 
 
 class Echo(BaseRetriever):

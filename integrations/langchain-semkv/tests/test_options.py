@@ -13,7 +13,7 @@ from langchain_semkv.messages import to_openai
 from pydantic import BaseModel, SecretStr
 
 from semkv_rag.errors import EngineError, OptionError
-from semkv_rag.tiers import PerceptualHash, TierOptions
+from semkv_rag.prompt_cache import PerceptualHash, TierOptions
 
 CLASSES = [ChatSemKV, SemKVLLM]
 

@@ -22,7 +22,7 @@ SCRIPT = """
 import asyncio, sys
 from langchain_semkv import ChatSemKV, SemKVLLM
 from llama_index.llms.semkv import SemKV
-from semkv_rag.backend import shared
+from semkv_rag.llm import shared
 
 if __name__ == "__main__":
     options = dict(

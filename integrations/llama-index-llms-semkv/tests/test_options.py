@@ -9,7 +9,7 @@ from llama_index.core.llms import LLM
 from llama_index.llms.semkv import SemKV
 
 from semkv_rag.errors import OptionError
-from semkv_rag.tiers import PerceptualHash, TierOptions
+from semkv_rag.prompt_cache import PerceptualHash, TierOptions
 
 
 def test_it_is_a_llama_index_llm() -> None:

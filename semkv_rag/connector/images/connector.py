@@ -27,10 +27,10 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
     ECConnectorRole,
 )
 
-from semkv_rag.engine.fingerprint import config_fingerprint
-from semkv_rag.engine.fusion_lookup import FusionStep, StateLookup
-from semkv_rag.engine.fusion_report import FusionReport, take_fusion_report
-from semkv_rag.engine.fusion_writer import StateWriter
+from semkv_rag.connector.fingerprint import config_fingerprint
+from semkv_rag.connector.images.image_report import FusionReport, take_fusion_report
+from semkv_rag.connector.images.lookup import FusionStep, StateLookup
+from semkv_rag.connector.images.writer import StateWriter
 from semkv_rag.errors import SemKVError
 from semkv_rag.store import KVStore
 

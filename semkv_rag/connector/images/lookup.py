@@ -22,9 +22,13 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorMetadata
 
-from semkv_rag.engine.fusion_ids import StateRef, parse_identifier
-from semkv_rag.engine.fusion_report import FusionReport, note_fusion_report, take_fusion_report
-from semkv_rag.engine.touching import Touches
+from semkv_rag.connector.images.identifiers import StateRef, parse_identifier
+from semkv_rag.connector.images.image_report import (
+    FusionReport,
+    note_fusion_report,
+    take_fusion_report,
+)
+from semkv_rag.connector.touching import Touches
 from semkv_rag.errors import SemKVError, StateFileError
 from semkv_rag.store import KVStore, state_id
 

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from vllm.distributed import get_tensor_model_parallel_rank
 
-from semkv_rag.engine.threads import pool_behind_model
+from semkv_rag.connector.threads import pool_behind_model
 from semkv_rag.errors import SemKVError
 from semkv_rag.store import KVStore
-from semkv_rag.store.eviction import STATE
+from semkv_rag.store.upkeep.eviction import STATE
 
 if TYPE_CHECKING:
-    from semkv_rag.engine.fusion_ids import StateRef
-    from semkv_rag.engine.fusion_lookup import FusionStep
+    from semkv_rag.connector.images.identifiers import StateRef
+    from semkv_rag.connector.images.lookup import FusionStep
 
 logger = logging.getLogger(__name__)
 

@@ -40,25 +40,18 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from semkv_rag.config import AUTO, ReuseOptions
-from semkv_rag.engine.blend_pass import BlendTask
-from semkv_rag.engine.block_hashes import salt_blocks
-from semkv_rag.engine.capture import CaptureTask
-from semkv_rag.engine.catalogue import Catalogue
-from semkv_rag.engine.fusion import take_fusion_report
-from semkv_rag.engine.fusion_ids import state_identifier
-from semkv_rag.engine.gate import GateReport
-from semkv_rag.engine.images import rows_of
-from semkv_rag.engine.transfer import (
-    ANSWER_TOKENS_KEY,
-    CAPTURE_KEY,
-    CAPTURED_KEY,
-    NEAR_IMAGES_KEY,
-    OURS_ALONE,
-    PARAMS_KEY,
-    STORE_IMAGES_KEY,
+from semkv_rag.connector.catalogue import Catalogue
+from semkv_rag.connector.images.identifiers import state_identifier
+from semkv_rag.connector.images.image_report import take_fusion_report
+from semkv_rag.connector.images.places import rows_of
+from semkv_rag.connector.messages import (
     BlendResult,
+    BlendTask,
+    CaptureTask,
+    GateReport,
     StepMetadata,
 )
+from semkv_rag.connector.scheduler.block_hashes import salt_blocks
 from semkv_rag.errors import OptionError, StoreError
 from semkv_rag.report import ReuseReport
 from semkv_rag.reuse import (
@@ -72,6 +65,15 @@ from semkv_rag.reuse import (
     make_plan,
     tell_images_apart,
     token_array,
+)
+from semkv_rag.wire import (
+    ANSWER_TOKENS_KEY,
+    CAPTURE_KEY,
+    CAPTURED_KEY,
+    NEAR_IMAGES_KEY,
+    OURS_ALONE,
+    PARAMS_KEY,
+    STORE_IMAGES_KEY,
 )
 
 if TYPE_CHECKING:

@@ -24,20 +24,20 @@ from vllm.distributed import (
     tensor_model_parallel_all_reduce,
 )
 
-from semkv_rag.engine.blend_pass import BlendPass, BlendTask
-from semkv_rag.engine.block_layout import find_layouts
-from semkv_rag.engine.capture import Captured, ChunkCapture
-from semkv_rag.engine.eager import EagerModel
-from semkv_rag.engine.gate import GateReport, run_gate
-from semkv_rag.engine.kv_tap import KVTap
-from semkv_rag.engine.lull import Lull
-from semkv_rag.engine.model_view import Unservable, model_layers
-from semkv_rag.engine.paged import PagedKV
-from semkv_rag.engine.spoiling import Spoiling
-from semkv_rag.engine.transfer import BlendResult, StepMetadata
+from semkv_rag.connector.messages import BlendResult, BlendTask, Captured, GateReport, StepMetadata
+from semkv_rag.connector.worker.blend.blend_pass import BlendPass
+from semkv_rag.connector.worker.capture.capture import ChunkCapture
+from semkv_rag.connector.worker.capture.lull import Lull
+from semkv_rag.connector.worker.gate import run_gate
+from semkv_rag.connector.worker.model.block_layout import find_layouts
+from semkv_rag.connector.worker.model.eager import EagerModel
+from semkv_rag.connector.worker.model.kv_tap import KVTap
+from semkv_rag.connector.worker.model.model_view import Unservable, model_layers
+from semkv_rag.connector.worker.model.paged import PagedKV
+from semkv_rag.connector.worker.spoiling import Spoiling
 from semkv_rag.errors import ChunkFileError
 from semkv_rag.store import ChunkFile
-from semkv_rag.store.layout import chunk_path
+from semkv_rag.store.files.paths import chunk_path
 
 logger = logging.getLogger(__name__)
 

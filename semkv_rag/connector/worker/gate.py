@@ -15,14 +15,12 @@ A model that fails is answered plainly, and the reason is said once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from semkv_rag.config import ReuseOptions
-from semkv_rag.engine.blend_pass import BlendPass, BlendTask
+from semkv_rag.connector.messages import BlendTask, GateReport
+from semkv_rag.connector.worker.blend.blend_pass import BlendPass
 from semkv_rag.reuse import ReusePlan, Span
 
 CHUNK_TOKENS = 40
@@ -32,25 +30,6 @@ SHIFT = 23
 
 # Largest relative error, by dtype: far above rounding, far below a wrong rotation (about 1).
 TOLERANCES = {torch.float32: 0.005, torch.float16: 0.05, torch.bfloat16: 0.15}
-
-
-@dataclass(frozen=True)
-class GateReport:
-    """Whether a model is served with reuse; if not, `reason` says why, in words.
-
-    Attributes:
-        largest_error: the largest relative error met in the checks, 0 when none was run.
-    """
-
-    servable: bool
-    reason: str | None = None
-    largest_error: float = 0.0
-
-
-async def ask_gate(llm: Any) -> GateReport:
-    """What the gates of all ranks of a running engine found: the first that refuses, if any."""
-    reports = [GateReport(**fields) for fields in await llm.collective_rpc("semkv_gate")]
-    return next((report for report in reports if not report.servable), reports[0])
 
 
 class _MemorySource:

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 import torch
 
-from semkv_rag.engine.blend_pass import BlendTask
-from semkv_rag.engine.block_layout import BlockLayout
-from semkv_rag.engine.paged import PagedKV
+from semkv_rag.connector.messages import BlendTask
+from semkv_rag.connector.worker.model.block_layout import BlockLayout
+from semkv_rag.connector.worker.model.paged import PagedKV
 
 
 class Spoiling:

@@ -3,7 +3,7 @@
 Pure Python and NumPy: no store, no model, no engine.
 """
 
-from semkv_rag.tiers.guard.policy import Decision, Outcome, decide
-from semkv_rag.tiers.guard.vetoes import Veto, veto
+from semkv_rag.prompt_cache.guard.policy import Decision, Outcome, decide
+from semkv_rag.prompt_cache.guard.vetoes import Veto, veto
 
 __all__ = ["Decision", "Outcome", "Veto", "decide", "veto"]

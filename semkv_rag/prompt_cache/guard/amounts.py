@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from semkv_rag.tiers.guard.text import Token
-from semkv_rag.tiers.guard.units import CASED, CURRENCIES, SPEEDS, UNITS
+from semkv_rag.prompt_cache.guard.text import Token
+from semkv_rag.prompt_cache.guard.units import CASED, CURRENCIES, SPEEDS, UNITS
 
 _SMALL_WORDS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen
 fifteen sixteen seventeen eighteen nineteen"""

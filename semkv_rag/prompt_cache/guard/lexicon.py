@@ -101,5 +101,7 @@ def _phrases(lines: Iterable[str]) -> tuple[tuple[str, ...], ...]:
 @cache
 def lexicon() -> Lexicon:
     """The package's own."""
-    text = files("semkv_rag.tiers.guard").joinpath("lexicon.toml").read_text(encoding="utf-8")
+    text = (
+        files("semkv_rag.prompt_cache.guard").joinpath("lexicon.toml").read_text(encoding="utf-8")
+    )
     return Lexicon(tomllib.loads(text))

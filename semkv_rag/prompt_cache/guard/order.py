@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from semkv_rag.tiers.guard.lexicon import lexicon
-from semkv_rag.tiers.guard.reading import CONTENT, Kind, Piece, Reading
+from semkv_rag.prompt_cache.guard.lexicon import lexicon
+from semkv_rag.prompt_cache.guard.reading import CONTENT, Kind, Piece, Reading
 
 _MARKERS = (Kind.STRONG, Kind.WEAK)
 _BE = frozenset({"is", "are", "was", "were", "be", "been", "being"})

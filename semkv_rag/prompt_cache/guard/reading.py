@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from semkv_rag.tiers.guard.amounts import amount_at
-from semkv_rag.tiers.guard.lexicon import lexicon
-from semkv_rag.tiers.guard.text import Token, replaced, tokens, without_framing
-from semkv_rag.tiers.guard.units import UNITS
+from semkv_rag.prompt_cache.guard.amounts import amount_at
+from semkv_rag.prompt_cache.guard.lexicon import lexicon
+from semkv_rag.prompt_cache.guard.text import Token, replaced, tokens, without_framing
+from semkv_rag.prompt_cache.guard.units import UNITS
 
 
 class Kind(StrEnum):

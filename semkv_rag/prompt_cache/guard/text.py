@@ -7,8 +7,8 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from semkv_rag.tiers.guard.lexicon import lexicon
-from semkv_rag.tiers.normalise import compatible
+from semkv_rag.prompt_cache.guard.lexicon import lexicon
+from semkv_rag.prompt_cache.normalise import compatible
 
 _QUOTES = str.maketrans(
     {"’": "'", "‘": "'", "`": "'", "“": '"', "”": '"', "−": "-", "–": "-", "—": "-"}

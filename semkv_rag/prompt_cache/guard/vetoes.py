@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from semkv_rag.tiers.guard.lexicon import lexicon
-from semkv_rag.tiers.guard.order import ordered_kinds, same_order
-from semkv_rag.tiers.guard.reading import CONTENT, Kind, Piece, Reading, name_words, read
-from semkv_rag.tiers.normalise import compatible
+from semkv_rag.prompt_cache.guard.lexicon import lexicon
+from semkv_rag.prompt_cache.guard.order import ordered_kinds, same_order
+from semkv_rag.prompt_cache.guard.reading import CONTENT, Kind, Piece, Reading, name_words, read
+from semkv_rag.prompt_cache.normalise import compatible
 
 LONGEST_PROMPT = 4_000
 """Characters, as written and in the form NFKC, which may be 18 times as long.

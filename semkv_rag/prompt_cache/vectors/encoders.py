@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from semkv_rag.errors import MissingExtraError
-from semkv_rag.tiers.vectors import Vectors, normalised
+from semkv_rag.prompt_cache.vectors.index import Vectors, normalised
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -13,8 +13,8 @@ from operator import itemgetter
 import numpy as np
 
 from semkv_rag.errors import OptionError
+from semkv_rag.prompt_cache.vectors.index import VectorIndex, Vectors
 from semkv_rag.store import KVStore, VectorKey
-from semkv_rag.tiers.vectors import VectorIndex, Vectors
 
 _LOADED_AT_ONCE = 1000
 

@@ -39,7 +39,7 @@ def folder_of(path: Path, *, make: bool = False) -> Iterator[int]:
     """A handle of the folder that a file is in, for calls with `dir_fd`.
 
     Args:
-        path: a file of a store, as `layout` names them. To another file's folder links are followed.
+        path: a file of a store, as `paths` names them. To another file's folder links are followed.
         make: make the folders that are not there, so that they survive a power cut.
 
     Raises:

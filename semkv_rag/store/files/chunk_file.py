@@ -15,8 +15,8 @@ from torch import Tensor
 
 from semkv_rag.errors import ChunkFileError, StoreError
 from semkv_rag.reuse.tokens import TokenArray, token_array
-from semkv_rag.store.finite import is_finite, raw_bytes
-from semkv_rag.store.header import (
+from semkv_rag.store.files.finite import is_finite, raw_bytes
+from semkv_rag.store.files.header import (
     FORMAT,
     MAX_TOKENS,
     SENSITIVITY,
@@ -27,7 +27,7 @@ from semkv_rag.store.header import (
     layer_names,
     metadata_of,
 )
-from semkv_rag.store.tensor_file import TensorEntry, TensorFile, dtype_name, write_tensors
+from semkv_rag.store.files.tensor_file import TensorEntry, TensorFile, dtype_name, write_tensors
 
 
 def write_chunk(

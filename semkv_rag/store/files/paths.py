@@ -12,10 +12,16 @@ from blake3 import blake3
 
 from semkv_rag.config import check_namespace
 from semkv_rag.errors import SemKVError, StoreError
-from semkv_rag.store.beneath import CHUNKS_FOLDER, STATES_FOLDER, entries, linked_folders, status
-from semkv_rag.store.header import MAX_RANKS
+from semkv_rag.store.files.beneath import (
+    CHUNKS_FOLDER,
+    STATES_FOLDER,
+    entries,
+    linked_folders,
+    status,
+)
+from semkv_rag.store.files.header import MAX_RANKS
+from semkv_rag.store.files.tensor_file import TEMPORARY_SUFFIX
 from semkv_rag.store.records import ChunkKey, StateRecord
-from semkv_rag.store.tensor_file import TEMPORARY_SUFFIX
 
 _SUFFIX = ".safetensors"
 _PLAIN_NAME = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z_.-]*")

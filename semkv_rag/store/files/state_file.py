@@ -20,9 +20,9 @@ from blake3 import blake3
 from torch import Tensor
 
 from semkv_rag.errors import StateFileError, StoreError
-from semkv_rag.store.finite import is_finite, raw_bytes
-from semkv_rag.store.header import check_owner
-from semkv_rag.store.tensor_file import (
+from semkv_rag.store.files.finite import is_finite, raw_bytes
+from semkv_rag.store.files.header import check_owner
+from semkv_rag.store.files.tensor_file import (
     FileFormat,
     TensorEntry,
     TensorFile,

@@ -32,8 +32,8 @@ from xxhash import xxh3_64, xxh3_64_hexdigest
 
 from semkv_rag.closing import Closing
 from semkv_rag.errors import StoreError, StoreVersionError
-from semkv_rag.store.beneath import NotAFileError, folder_of, open_file
-from semkv_rag.store.finite import KnownFinite, identity_of, is_finite, raw_bytes
+from semkv_rag.store.files.beneath import NotAFileError, folder_of, open_file
+from semkv_rag.store.files.finite import KnownFinite, identity_of, is_finite, raw_bytes
 
 MAX_HEADER_BYTES: Final = 4 << 20
 TEMPORARY_SUFFIX: Final = ".tmp"

@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 
 from semkv_rag.reuse.tokens import StoredTokens, TokenArray
-from semkv_rag.store.header import ChunkHeader, token_bytes
+from semkv_rag.store.files.header import ChunkHeader, token_bytes
 from semkv_rag.store.index import feed, prompts
 from semkv_rag.store.index.schema import chunk_tokens, chunks, contexts, models, sources
 from semkv_rag.store.records import ChunkKey, ChunkRecord, ModelInfo, NamespaceStats

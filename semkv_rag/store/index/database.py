@@ -34,7 +34,7 @@ from sqlalchemy.exc import DisconnectionError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from semkv_rag.errors import MissingExtraError, StoreError, StoreVersionError
-from semkv_rag.store.beneath import NotAFileError, open_file
+from semkv_rag.store.files.beneath import NotAFileError, open_file
 from semkv_rag.store.index import schema, sqlite
 from semkv_rag.store.index.reserve import Reserve
 from semkv_rag.store.index.rest import Rest

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from semkv_rag.store.beneath import open_file
+from semkv_rag.store.files.beneath import open_file
 
 RESERVE_BYTES: Final = 8 << 20
 """More than a transaction that takes away 64 chunks writes, wherever in the index their rows are."""

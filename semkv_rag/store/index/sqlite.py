@@ -25,7 +25,7 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from semkv_rag.errors import StoreError
-from semkv_rag.store.beneath import open_file
+from semkv_rag.store.files.beneath import open_file
 
 BUSY_TIMEOUT_S = 60.0
 """How long a writer waits for its turn."""

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from semkv_rag.store.beneath import remove_if_possible
+from semkv_rag.store.files.beneath import remove_if_possible
+from semkv_rag.store.files.paths import Identity, chunk_paths, identity, state_paths
 from semkv_rag.store.index import chunks, states
 from semkv_rag.store.index.database import Database
-from semkv_rag.store.layout import Identity, chunk_paths, identity, state_paths
 
 BATCH = 256
 """What is added or removed in one transaction: little enough that other writers do not wait."""

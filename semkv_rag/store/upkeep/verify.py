@@ -22,15 +22,10 @@ from sqlalchemy import Connection
 
 from semkv_rag.errors import ChunkFileError, SemKVError, StateFileError, StoreVersionError
 from semkv_rag.reuse.tokens import StoredTokens
-from semkv_rag.store.beneath import NotAFileError, keep, open_file, remove_if_possible, status
-from semkv_rag.store.chunk_file import ChunkFile
-from semkv_rag.store.contents import Contents
-from semkv_rag.store.gone import BATCH, GoneFile, promised, unlink
-from semkv_rag.store.header import ChunkHeader
-from semkv_rag.store.identity import FILE, is_sound
-from semkv_rag.store.index import chunks, feed, states
-from semkv_rag.store.index.database import Database
-from semkv_rag.store.layout import (
+from semkv_rag.store.files.beneath import NotAFileError, keep, open_file, remove_if_possible, status
+from semkv_rag.store.files.chunk_file import ChunkFile
+from semkv_rag.store.files.header import ChunkHeader
+from semkv_rag.store.files.paths import (
     Identity,
     chunk_files,
     chunk_path,
@@ -43,10 +38,15 @@ from semkv_rag.store.layout import (
     state_paths,
     temporary_files,
 )
+from semkv_rag.store.files.state_file import StateFile, StateHeader
+from semkv_rag.store.files.tensor_file import lock_abandoned
+from semkv_rag.store.identity import FILE, is_sound
+from semkv_rag.store.index import chunks, feed, states
+from semkv_rag.store.index.database import Database
 from semkv_rag.store.records import ChunkKey, ChunkRecord, Problem, StateRecord, VerifyReport
-from semkv_rag.store.state_file import StateFile, StateHeader
 from semkv_rag.store.states import StoredStates, record_of
-from semkv_rag.store.tensor_file import lock_abandoned
+from semkv_rag.store.upkeep.contents import Contents
+from semkv_rag.store.upkeep.gone import BATCH, GoneFile, promised, unlink
 
 INDEX: Final = "index"
 """The place of a finding that is about no file."""

@@ -12,58 +12,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from blake3 import blake3
 from torch import Tensor
 
-from semkv_rag.engine.blend_run import BlendRun
-from semkv_rag.engine.block_layout import BlockLayout
-from semkv_rag.engine.eager import EagerModel
-from semkv_rag.engine.span_loader import KVSource
-from semkv_rag.engine.threads import pool_beside_model
-from semkv_rag.reuse import ReusePlan
+from semkv_rag.connector.messages import BlendStats, BlendTask
+from semkv_rag.connector.threads import pool_beside_model
+from semkv_rag.connector.worker.blend.blend_run import BlendRun
+from semkv_rag.connector.worker.blend.span_loader import KVSource
+from semkv_rag.connector.worker.model.block_layout import BlockLayout
+from semkv_rag.connector.worker.model.eager import EagerModel
 
 REMEMBERED_PLANS = 4096
-
-
-@dataclass(frozen=True)
-class BlendTask:
-    """One request's blend in one step; made by the scheduler side, run by every worker.
-
-    Attributes:
-        tokens: the prompt's first `plan.covered` tokens.
-        block_ids: the request's blocks, in order; they hold at least those tokens.
-        start: the tokens before it are in the cache already.
-        end: where the tokens end that this step's forward computes behind the blend.
-        images: whether images stand among these tokens: their placeholders are no text, so the
-            tokens cannot be computed here.
-    """
-
-    request_id: str
-    plan: ReusePlan
-    tokens: list[int]
-    block_ids: list[int]
-    start: int
-    end: int = 0
-    images: bool = False
-
-    def key(self) -> bytes:
-        """32 bytes that two tasks share only when plan and tokens are the same."""
-        tokens = np.asarray(self.tokens, dtype=np.int32).tobytes()
-        return blake3(self.plan.digest() + tokens).digest()
-
-
-@dataclass(frozen=True)
-class BlendStats:
-    """What a blend pass did. `recomputed` counts reused tokens only, and is the mean over layers."""
-
-    recomputed: int
-    charged_ratio: float
-    load_ms: float
-    blend_ms: float
-    risk: float | None = None
-    note: str | None = None
 
 
 @dataclass(frozen=True, eq=False)

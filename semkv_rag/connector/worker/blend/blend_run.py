@@ -48,15 +48,21 @@ from semkv_rag.blend import (
     pick,
 )
 from semkv_rag.config import AUTO
-from semkv_rag.engine.change import SeenChange
-from semkv_rag.engine.eager import KVKnown
-from semkv_rag.engine.question_pass import Asking, QuestionPass, picked_ask, question_asks
-from semkv_rag.engine.row_cut import RowCut, copy_arguments
-from semkv_rag.engine.span_loader import KVSource, SpanKV, SpanLoader
+from semkv_rag.connector.worker.blend.question_pass import (
+    Asking,
+    QuestionPass,
+    picked_ask,
+    question_asks,
+)
+from semkv_rag.connector.worker.blend.seen_change import SeenChange
+from semkv_rag.connector.worker.blend.span_loader import KVSource, SpanKV, SpanLoader
+from semkv_rag.connector.worker.model.eager import KVKnown
+from semkv_rag.connector.worker.model.row_cut import RowCut, copy_arguments
 from semkv_rag.reuse import Span
 
 if TYPE_CHECKING:
-    from semkv_rag.engine.blend_pass import BlendPass, BlendTask
+    from semkv_rag.connector.messages import BlendTask
+    from semkv_rag.connector.worker.blend.blend_pass import BlendPass
 
 
 class BlendRun:

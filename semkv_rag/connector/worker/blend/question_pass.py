@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from semkv_rag.blend import squared_attention
-from semkv_rag.engine.eager import EagerModel
-from semkv_rag.engine.span_loader import SpanKV, SpanLoader
+from semkv_rag.connector.worker.blend.span_loader import SpanKV, SpanLoader
+from semkv_rag.connector.worker.model.eager import EagerModel
 from semkv_rag.reuse import Question, Span
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from semkv_rag.blend import LOOKED_AT, sensitivity_of
-from semkv_rag.engine.block_layout import BlockLayout
-from semkv_rag.engine.paged import PagedKV
+from semkv_rag.connector.worker.model.block_layout import BlockLayout
+from semkv_rag.connector.worker.model.paged import PagedKV
 
 
 class SeenChange:

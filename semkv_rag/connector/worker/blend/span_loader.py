@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from semkv_rag.engine.model_view import Layer
+from semkv_rag.connector.worker.model.model_view import Layer
 from semkv_rag.reuse import Span
 
 SpanKV: TypeAlias = tuple[Tensor, Tensor]

@@ -17,69 +17,28 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from threading import Lock
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from semkv_rag.blend import encoded, sensitivity_of
-from semkv_rag.engine.block_layout import BlockLayout
-from semkv_rag.engine.capture_memory import CaptureMemory
-from semkv_rag.engine.lull import Lull
-from semkv_rag.engine.paged import PagedKV
-from semkv_rag.engine.threads import pool_behind_model, pool_beside_model
+from semkv_rag.connector.messages import Captured, CaptureTask
+from semkv_rag.connector.threads import pool_behind_model, pool_beside_model
+from semkv_rag.connector.worker.capture.capture_memory import CaptureMemory
+from semkv_rag.connector.worker.capture.lull import Lull
+from semkv_rag.connector.worker.model.block_layout import BlockLayout
+from semkv_rag.connector.worker.model.paged import PagedKV
 from semkv_rag.errors import SemKVError
 from semkv_rag.reuse import token_array
 from semkv_rag.store import ChunkHeader, write_chunk
-from semkv_rag.store.layout import chunk_path
+from semkv_rag.store.files.paths import chunk_path
 
 logger = logging.getLogger(__name__)
 
 WRITERS = 2
 
-CaptureRole: TypeAlias = Literal["stored", "reference", "compared"]
-
 MOST_REFERENCES = 64
 """V of so many references are kept at most; the request that would compare the oldest may be gone."""
-
-
-@dataclass(frozen=True)
-class CaptureTask:
-    """A chunk that is whole in the paged cache once the step has run.
-
-    Attributes:
-        ticket: the number by which the one who asked for the capture knows it.
-        chunk_id, namespace, kind: the chunk's identity, as in its file's header.
-        tokens: the prompt: the chunk's context, then the chunk.
-        context: how many of them are the context, which is not stored.
-        block_ids: the prompt's blocks, from the one with the chunk's first token on.
-        role: `stored`; or `compared`: stored with how far its V are from those of the task with the
-            same ticket that came before, whose role is `reference` and which is not stored.
-    """
-
-    ticket: int
-    chunk_id: str
-    namespace: str
-    kind: str
-    tokens: list[int]
-    context: int
-    block_ids: list[int]
-    role: CaptureRole = "stored"
-
-
-@dataclass(frozen=True)
-class Captured:
-    """What became of one capture on one rank.
-
-    Attributes:
-        ticket: as in its task.
-        bytes: its file's size; 0 when there is none.
-        error: in words, why there is none.
-    """
-
-    ticket: int
-    bytes: int
-    error: str | None = None
 
 
 @dataclass

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from vllm.platforms import current_platform
 
-from semkv_rag.engine.kv_tap import KVTap
-from semkv_rag.engine.model_view import Layer, Unservable
-from semkv_rag.engine.paged import PagedKV
+from semkv_rag.connector.worker.model.kv_tap import KVTap
+from semkv_rag.connector.worker.model.model_view import Layer, Unservable
+from semkv_rag.connector.worker.model.paged import PagedKV
 
 PROBED_BLOCK = 1  # the first behind vLLM's null block
 

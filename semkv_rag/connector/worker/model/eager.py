@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from vllm.config import VllmConfig
 from vllm.forward_context import set_forward_context
 
-from semkv_rag.engine.kv_tap import KVTap
-from semkv_rag.engine.model_view import Layer
-from semkv_rag.engine.paged import PagedKV
+from semkv_rag.connector.worker.model.kv_tap import KVTap
+from semkv_rag.connector.worker.model.model_view import Layer
+from semkv_rag.connector.worker.model.paged import PagedKV
 
 
 class KVKnown(Exception):

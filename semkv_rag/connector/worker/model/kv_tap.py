@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from semkv_rag.engine.model_view import Layer
+from semkv_rag.connector.worker.model.model_view import Layer
 
 Handler: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], None]
 """Called with (layer index, K, V, slots) before they are written; may raise to stop the forward."""

@@ -15,6 +15,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import Attention
 
 from semkv_rag.blend import Rotary, rotary_candidates
+from semkv_rag.connector.obstacle import config_obstacle
 
 
 @dataclass(eq=False)
@@ -49,26 +50,6 @@ class Layer:
 
 class Unservable(Exception):
     """The model or its configuration cannot be served with reuse; the message says why."""
-
-
-def config_obstacle(config: VllmConfig) -> str | None:
-    """Why a configuration cannot be served with reuse, in words, or None.
-
-    Known before any weight is loaded; `model_layers` and the gate find what shows only later.
-    """
-    model, parallel = config.model_config, config.parallel_config
-    obstacles = {
-        "its attention is MLA, whose cache holds no keys": model.use_mla,
-        "it has recurrent layers beside attention (hybrid cache)": model.is_hybrid,
-        "it is an encoder-decoder": model.is_encoder_decoder,
-        "it is a pooling model": model.runner_type == "pooling",
-        "its positions have three rows (M-RoPE)": model.uses_mrope,
-        "pipeline parallel is on": parallel.pipeline_parallel_size > 1,
-        "decode context parallel is on": parallel.decode_context_parallel_size > 1,
-        "LoRA is on": config.lora_config is not None,
-        "speculative decoding is on": config.speculative_config is not None,
-    }
-    return next((reason for reason, applies in obstacles.items() if applies), None)
 
 
 def model_layers(model: nn.Module, config: VllmConfig) -> list[Layer]:

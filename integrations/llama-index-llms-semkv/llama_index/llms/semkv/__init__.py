@@ -3,6 +3,6 @@
 from llama_index.llms.semkv.base import SemKV
 from llama_index.llms.semkv.precompute import KVPrecompute, precompute_index
 
-from semkv_rag.backend import close_engines
+from semkv_rag.llm import close_engines
 
 __all__ = ["KVPrecompute", "SemKV", "close_engines", "precompute_index"]

@@ -44,7 +44,9 @@ from llama_index.llms.semkv.messages import (
 )
 from llama_index.llms.semkv.structured import StructuredPrediction
 
-from semkv_rag.backend import (
+from semkv_rag.config import ReuseOptions, options_over
+from semkv_rag.errors import OptionError
+from semkv_rag.llm import (
     Backend,
     LocalBackend,
     Message,
@@ -53,9 +55,7 @@ from semkv_rag.backend import (
     RemoteBackend,
     shared_engine,
 )
-from semkv_rag.config import ReuseOptions, options_over
-from semkv_rag.errors import OptionError
-from semkv_rag.tiers.named import encoder_names, plain_tiers, tiers_of
+from semkv_rag.prompt_cache.named import encoder_names, plain_tiers, tiers_of
 
 if TYPE_CHECKING:
     from llama_index.core.tools.types import BaseTool

@@ -21,8 +21,8 @@ from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.llms.utils import parse_partial_json
 from llama_index.core.tools.types import BaseTool
 
-from semkv_rag.backend import Message, ToolCall
 from semkv_rag.errors import OptionError
+from semkv_rag.llm import Message, ToolCall
 
 # Where LlamaIndex's own programs look for a streamed answer's calls.
 TOOL_CALLS_KEY = "tool_calls"

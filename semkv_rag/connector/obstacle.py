@@ -1,0 +1,25 @@
+"""What is known before a model is loaded: whether its configuration can be served with reuse."""
+
+from __future__ import annotations
+
+from vllm.config import VllmConfig
+
+
+def config_obstacle(config: VllmConfig) -> str | None:
+    """Why a configuration cannot be served with reuse, in words, or None.
+
+    The worker's `model_layers` and gate find what shows only once the model is loaded.
+    """
+    model, parallel = config.model_config, config.parallel_config
+    obstacles = {
+        "its attention is MLA, whose cache holds no keys": model.use_mla,
+        "it has recurrent layers beside attention (hybrid cache)": model.is_hybrid,
+        "it is an encoder-decoder": model.is_encoder_decoder,
+        "it is a pooling model": model.runner_type == "pooling",
+        "its positions have three rows (M-RoPE)": model.uses_mrope,
+        "pipeline parallel is on": parallel.pipeline_parallel_size > 1,
+        "decode context parallel is on": parallel.decode_context_parallel_size > 1,
+        "LoRA is on": config.lora_config is not None,
+        "speculative decoding is on": config.speculative_config is not None,
+    }
+    return next((reason for reason, applies in obstacles.items() if applies), None)

@@ -1,0 +1,1 @@
+"""Blends: stored KV is loaded into a request's blocks, and the rest is computed."""
