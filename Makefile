@@ -64,7 +64,6 @@ bench: setup model
 	$(RUN) benchmarks/capture.py
 	$(RUN) benchmarks/paraphrases.py
 	$(RUN) benchmarks/vqa.py
-	$(RUN) benchmarks/quality.py
 	$(RUN) -m benchmarks.quality_real build/smollm2
 	$(RUN) -m benchmarks.quality_real build/smollm2 --presets --seed 1 --name smollm2_held
 

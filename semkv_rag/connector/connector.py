@@ -35,10 +35,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from semkv_rag.config import ReuseOptions
-from semkv_rag.connector.catalogue import Catalogue
 from semkv_rag.connector.fingerprint import config_fingerprint
 from semkv_rag.connector.messages import StepMetadata, WorkerHandshake, WorkerResults
 from semkv_rag.connector.orphan import WRITING_S, end_with_parent
+from semkv_rag.connector.scheduler.catalogue import Catalogue
 from semkv_rag.connector.scheduler.planner import RequestPlanner, scheduled_ranges
 from semkv_rag.connector.scheduler.precedence import Precedence
 from semkv_rag.connector.worker.executor import BlendExecutor

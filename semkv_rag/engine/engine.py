@@ -44,7 +44,6 @@ from semkv_rag.engine.bridge import Stream, stream_async
 from semkv_rag.engine.chat import ChatService, ChatSettings
 from semkv_rag.engine.client import ReportingLLM
 from semkv_rag.engine.completion import Completion, join
-from semkv_rag.engine.hints import Hints
 from semkv_rag.engine.launch import ask_gate, kv_bytes_per_token, resolve, transfer_config
 from semkv_rag.engine.llm_capturer import LLMCapturer
 from semkv_rag.engine.prompt_lookup import Tiering
@@ -75,8 +74,6 @@ class Engine(Closing):
         tiers: how whole prompts that resemble an earlier one are found and stored; None for not at
             all. Needs a store and the extra `tiers`.
         encoders: of the tiers, by layer; see `semkv_rag.prompt_cache.Cascade`.
-        store_retrieved: of the texts of one `hint`, how many are stored at most that hold no stored
-            chunk yet; 0 stores none.
         engine_args: fields of vLLM's `AsyncEngineArgs`, such as `dtype` or `max_model_len`.
 
     Attributes:
@@ -108,11 +105,8 @@ class Engine(Closing):
         chat_args: Mapping[str, Any] | None = None,
         tiers: TierOptions | None = None,
         encoders: Mapping[str, Encoder] | None = None,
-        store_retrieved: int = 0,
         **engine_args: Any,
     ) -> None:
-        if type(store_retrieved) is not int or store_retrieved < 0:
-            raise OptionError(f"store_retrieved is {store_retrieved!r}: use a number from 0 up")
         if tiers is not None and store is None:
             raise OptionError("tiers need a store: pass store=…")
         check_model(model, engine_args.get("download_dir"))
@@ -144,7 +138,6 @@ class Engine(Closing):
             raise
         self._llm: ReportingLLM | None = None
         self._capturer: LLMCapturer | None = None
-        self._hints: Hints | None = None
         self._service: ChatService | None = None
         self._service_lock = asyncio.Lock()
         try:
@@ -171,8 +164,6 @@ class Engine(Closing):
                 description=self._description,
                 gate=self.gate,
             )
-            if self.gate.servable:
-                self._hints = Hints(self._llm, self._capturer, store_retrieved)
             if self.gate.servable and tiers is not None:
                 try:
                     cascade = Cascade(self.store, self.fingerprint, tiers, encoders)
@@ -415,15 +406,6 @@ class Engine(Closing):
 
     # ---- what is done ahead ----------------------------------------------------------------
 
-    def hint(self, texts: Sequence[str], *, namespace: str | None = None) -> None:
-        """Say that these texts will stand in a prompt soon: at once, best effort, never raises.
-
-        The files of stored chunks in them are read ahead. Up to `store_retrieved` of the texts that
-        hold no stored chunk are stored once no request is under way.
-        """
-        if self._hints is not None:
-            self._hints.give(texts, self.reuse.namespace if namespace is None else namespace)
-
     def reset_prefix_cache(self) -> bool:
         """Empty vLLM's prefix cache (L0); False when a request under way holds part of it."""
 
@@ -602,8 +584,6 @@ class Engine(Closing):
         """End the engine process and close the store. Requests under way are aborted."""
         if (handler := getattr(self, "_at_exit", None)) is not None:
             atexit.unregister(handler)
-        if self._hints is not None:
-            self._hints.close()
         if self._llm is not None and self._llm.tiering is not None:
             self._llm.tiering.close()
         if self._loop.is_running():

@@ -113,9 +113,6 @@ class LocalBackend:
 
         return parts()
 
-    def hint(self, texts: Sequence[str], *, namespace: str | None = None) -> None:
-        self._engine.hint(texts, namespace=namespace)
-
     def store_texts(
         self,
         documents: Iterable[tuple[str, Sequence[str]]],

@@ -181,9 +181,6 @@ class RemoteBackend:
 
         return parts()
 
-    def hint(self, texts: Sequence[str], *, namespace: str | None = None) -> None:
-        """Nothing: the request itself is at the server as soon as a hint would be."""
-
     def store_texts(
         self,
         documents: Iterable[tuple[str, Sequence[str]]],

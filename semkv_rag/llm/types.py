@@ -130,14 +130,6 @@ class Backend(Protocol):
         self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]
     ) -> AsyncGenerator[Part, None]: ...
 
-    def hint(self, texts: Sequence[str], *, namespace: str | None = None) -> None:
-        """Texts that were retrieved and will stand in a prompt soon: best effort, at once, never raises.
-
-        The files of stored chunks in them are read ahead. Where it was switched on, a few texts that
-        hold no stored chunk are stored in the background.
-        """
-        ...
-
     def store_texts(
         self,
         documents: Iterable[tuple[str, Sequence[str]]],

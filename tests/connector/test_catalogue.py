@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from semkv_rag.connector import catalogue as its
-from semkv_rag.connector.catalogue import Catalogue
+from semkv_rag.connector.scheduler import catalogue as its
+from semkv_rag.connector.scheduler.catalogue import Catalogue
 from semkv_rag.errors import StoreError
 from semkv_rag.reuse import TokenArray
 from semkv_rag.store import ChunkFile, KVStore

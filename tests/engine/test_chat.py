@@ -266,7 +266,6 @@ def test_a_closed_engine_says_so(engines: Engines, reader: Path) -> None:
         backend.answer(ASK, {}, {})
     with pytest.raises(EngineError, match="closed"):
         backend.stream("text", {}, {})
-    engine.hint(["text"])
 
 
 def test_a_message_behind_the_head_of_the_chat_template_is_reused_as_it_is(

@@ -50,4 +50,3 @@ def test_it_stores_nothing_and_the_error_says_what_does(other: RemoteBackend) ->
 def test_what_it_does_not_tell_is_left_to_the_request(other: RemoteBackend) -> None:
     assert other.supports_tools
     assert other.supports_images
-    other.hint(["text"])

@@ -20,7 +20,6 @@ from pydantic import (
     model_validator,
 )
 
-from langchain_semkv import hints
 from semkv_rag.config import ReuseOptions, options_over
 from semkv_rag.errors import OptionError
 from semkv_rag.llm import Backend, LocalBackend, RemoteBackend, shared_engine
@@ -89,8 +88,6 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
     """How many tokens at the prompt's end are the question, for selectors that look at it."""
     namespace: str | None = None
     """The tenant whose chunks may be used."""
-    hints: bool = True
-    """Whether documents that any retriever of this process returns are read ahead."""
 
     max_tokens: int = Field(default=256, gt=0)
     """The most tokens of an answer."""
@@ -150,11 +147,6 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
         tiers_of(self.tiers, self.encoders)
         ReuseOptions.from_mapping(self._reuse_options({}))
         return self
-
-    def model_post_init(self, context: Any, /) -> None:
-        super().model_post_init(context)
-        if self.hints:
-            hints.watch(self)
 
     @classmethod
     def is_lc_serializable(cls) -> bool:

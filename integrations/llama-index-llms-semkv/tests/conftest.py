@@ -52,7 +52,6 @@ def tools(engines: Engines, tiny_model: Callable[[str], Path]) -> Engine:
     return engines.get(
         tiny_model("qwen3"),
         chat_args={"enable_auto_tool_choice": True, "tool_call_parser": "hermes"},
-        store_retrieved=2,
         structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
     )
 

@@ -40,7 +40,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from semkv_rag.config import AUTO, ReuseOptions
-from semkv_rag.connector.catalogue import Catalogue
 from semkv_rag.connector.images.identifiers import state_identifier
 from semkv_rag.connector.images.image_report import take_fusion_report
 from semkv_rag.connector.images.places import rows_of
@@ -52,6 +51,7 @@ from semkv_rag.connector.messages import (
     StepMetadata,
 )
 from semkv_rag.connector.scheduler.block_hashes import salt_blocks
+from semkv_rag.connector.scheduler.catalogue import Catalogue
 from semkv_rag.errors import OptionError, StoreError
 from semkv_rag.report import ReuseReport
 from semkv_rag.reuse import (

@@ -33,7 +33,6 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
-from llama_index.llms.semkv.hints import listen
 from llama_index.llms.semkv.messages import (
     JoinedCalls,
     log_probabilities,
@@ -166,9 +165,6 @@ class SemKV(StructuredPrediction):
     is_chat_model: bool | None = Field(
         default=None, description="None: when the model has a chat template."
     )
-    hints: bool = Field(
-        default=True, description="Read retrieved nodes' KV ahead of the prompt they stand in."
-    )
 
     _engine: Engine | None = PrivateAttr(default=None)
     _remote: RemoteBackend | None = PrivateAttr(default=None)
@@ -197,8 +193,6 @@ class SemKV(StructuredPrediction):
         self._engine = engine
         if self.base_url is not None:
             self._remote = RemoteBackend(self.base_url, self.api_key, self.model, self.timeout)
-        elif self.hints:
-            listen(self)
 
     @field_validator("tiers", mode="before")
     @classmethod
@@ -386,19 +380,6 @@ class SemKV(StructuredPrediction):
         return {"messages": messages, **offered, **kwargs}
 
     # ---- what they share -------------------------------------------------------------------
-
-    def hint(self, texts: Sequence[str], told: set[tuple[int, str | None]]) -> None:
-        """Say that texts were retrieved, unless their engine was told so already.
-
-        Args:
-            told: whom it was told: filled in here.
-        """
-        if not self.hints or self._local is None:
-            return
-        engine, backend = self._local
-        if (whom := (id(engine), self.namespace)) not in told:
-            told.add(whom)
-            backend.hint(texts, namespace=self.namespace)
 
     def backend(self) -> Backend:
         """What answers, and precomputes. The first call starts the engine, which takes a while."""

@@ -9,10 +9,9 @@ from typing import Any
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.indices.base import BaseIndex
 from llama_index.core.prompts import BasePromptTemplate
-from llama_index.core.schema import BaseNode, TransformComponent
+from llama_index.core.schema import BaseNode, MetadataMode, TransformComponent
 from llama_index.llms.semkv.base import SemKV
 from llama_index.llms.semkv.deletions import follow_deletions
-from llama_index.llms.semkv.hints import seen_texts
 from llama_index.llms.semkv.routing import Routed, Window
 
 from semkv_rag.corpus import DEFAULT_CONTEXT, ContextMode, PrecomputeResult
@@ -175,3 +174,9 @@ def _nodes(index: BaseIndex[Any]) -> Sequence[BaseNode]:
         raise OptionError(
             f"{type(vectors).__name__} cannot list its nodes: give them to KVPrecompute(llm=llm)(nodes)"
         ) from error
+
+
+def seen_texts(nodes: Iterable[BaseNode]) -> Sequence[str]:
+    """The nodes' texts as a model gets them, metadata included; those without text left out."""
+    texts = (node.get_content(metadata_mode=MetadataMode.LLM) for node in nodes)
+    return [text for text in texts if text.strip()]
