@@ -108,6 +108,14 @@ def _group(item: pytest.Item) -> str:
     return shared or str(item.path.relative_to(ROOT))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def selectors_of_our_own() -> None:
+    """As a user would: before any engine starts."""
+    from workbench.selectors import register
+
+    register()
+
+
 @pytest.fixture(scope="session")
 def reader() -> Path:
     """The reader: a small model that was trained for the examples and tests."""

@@ -27,7 +27,7 @@ ENGINE_ARGS: dict[str, Any] = {
     "kv_cache_memory_bytes": 256 << 20,
     # This reader, of six layers, binds what crosses chunks in its first two, which this selector
     # computes for all tokens. Models of a usual size are served better by the default.
-    "reuse": ReuseOptions(selector="deviation_weighted_attention"),
+    "reuse": ReuseOptions(selector="kv_deviation"),
 }
 TEMPLATE = "{context} Question : {input} Answer :"  # the one form of prompt that the reader knows
 QUESTIONS = ("which mascot does Brak trut have ?", "where is Stir tri based ?")

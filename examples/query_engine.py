@@ -108,7 +108,7 @@ READERS = Setup(
     neighbours=2,
     ways={
         PLAIN: {"reuse": False},
-        "blended": {"selector": "deviation_weighted_attention"},
+        "blended": {"selector": "kv_deviation"},
         "as stored": {"selector": "none"},
     },
     engine={"dtype": "float32", "kv_cache_memory_bytes": 1 << 30},

@@ -80,12 +80,10 @@ class ReuseOptions:
             raise OptionError(f"enabled is {self.enabled!r}: use true or false")
         if self.ratio != AUTO and not (_is_number(self.ratio) and 0 <= self.ratio <= 1):
             raise OptionError(f"ratio is {self.ratio!r}: use a number from 0 to 1, or auto")
-        if self.selector not in SELECTORS:
+        if not isinstance(self.selector, str):
             raise OptionError(f"selector is {self.selector!r}: use one of {', '.join(SELECTORS)}")
-        if self.ratio == AUTO and self.selector not in KNOWS_RISK:
-            raise OptionError(
-                f"ratio is auto, which selector {self.selector} cannot do: use {', '.join(KNOWS_RISK)}"
-            )
+        if self.selector != BALANCED.selector:
+            _check_selector(self.selector, auto=self.ratio == AUTO)
         if not _is_number(self.promise) or not 0 <= self.promise <= MAX_PROMISE:
             raise OptionError(f"promise is {self.promise!r}: use nats a token, such as 0.02")
         if type(self.check_layer) is not int or self.check_layer < 1:
@@ -147,33 +145,30 @@ class ReuseOptions:
         return asdict(self)
 
 
-# The names are here and not in `blend`, so that options can be checked where torch is not loaded.
-SELECTORS = (
-    "kv_deviation",
-    "kv_deviation_gradual",
-    "sensitivity_attention",
-    "query_attention",
-    "two_hop_attention",
-    "deviation_weighted_attention",
-    "deviation_x_attention",
-    "chunk_head",
-    "random",
-    "none",
-    "all",
-    "kv_deviation_published",
-    "k_deviation_published",
-)
-QUERY_AWARE = (
-    "sensitivity_attention",
-    "query_attention",
-    "two_hop_attention",
-    "deviation_weighted_attention",
-    "deviation_x_attention",
-)
+SELECTORS: Mapping[str, str] = {
+    "sensitivity_attention": "SensitivityAttention",
+    "query_attention": "QueryAttention",
+    "kv_deviation": "KVDeviation",
+    "chunk_head": "ChunkHead",
+    "none": "Unscored",
+    "all": "Unscored",
+}
+"""The built-in selectors, each with its class in `semkv_rag.blend.selectors`.
+
+Here, so that the names are known where torch is not loaded; `semkv_rag.blend.registry` knows users' own.
+"""
 
 
-KNOWS_RISK = ("sensitivity_attention",)
-"""Selectors whose blends say how far off they are expected to be."""
+def _check_selector(name: str, *, auto: bool) -> None:
+    """Raise OptionError unless there is a selector of this name, with `auto` one that knows its risk."""
+    if name in SELECTORS and not auto:
+        return
+    from semkv_rag.blend import selector_type  # torch: only for what is not usual
+
+    if not selector_type(name).weighs_layers and auto:
+        raise OptionError(
+            f"ratio is auto, which selector {name} cannot do: use {BALANCED.selector}"
+        )
 
 
 def _is_number(value: object) -> bool:

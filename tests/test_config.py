@@ -37,7 +37,7 @@ def test_they_stand_in_the_order_of_what_they_cost() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_what_is_given_beside_a_preset_stands_above_it(name: str) -> None:
-    base = ReuseOptions(ratio=0.7, selector="random", check_layer=3, namespace="tenant")
+    base = ReuseOptions(ratio=0.7, selector="chunk_head", check_layer=3, namespace="tenant")
     made = ReuseOptions.from_mapping({"preset": name, "check_layer": 2}, base)
     preset = PRESETS[name]
     assert (made.ratio, made.selector, made.check_layer) == (preset.ratio, preset.selector, 2)
@@ -58,8 +58,12 @@ def test_options_are_plain_values_without_the_preset() -> None:
 
 
 def test_options_over_others() -> None:
-    under = {"preset": None, "ratio": 0.4, "selector": "random", "namespace": "tenant"}
-    assert options_over({}, under) == {"ratio": 0.4, "selector": "random", "namespace": "tenant"}
+    under = {"preset": None, "ratio": 0.4, "selector": "chunk_head", "namespace": "tenant"}
+    assert options_over({}, under) == {
+        "ratio": 0.4,
+        "selector": "chunk_head",
+        "namespace": "tenant",
+    }
     assert options_over({"ratio": 0.2}, under)["ratio"] == 0.2
     assert options_over({"preset": None}, under)["ratio"] == 0.4
     assert options_over({"preset": "fast"}, under) == {"preset": "fast", "namespace": "tenant"}

@@ -21,20 +21,14 @@ def inside(engine: Engine, function: Callable[[Any], T]) -> T:
 
 
 def picked_positions(engine: Engine, plan: ReusePlan, prompt: list[int]) -> list[int] | None:
-    """The prompt positions that the executor picked; None when it did not run."""
-    levels = picked_levels(engine, plan, prompt)
-    return None if levels is None else levels[0]
-
-
-def picked_levels(engine: Engine, plan: ReusePlan, prompt: list[int]) -> list[list[int]] | None:
-    """The same, for each layer behind the check layer where fewer go on from one to the next."""
+    """The prompt positions that the executor picked; None when it did not look at the KV."""
     key = BlendTask("", plan, prompt[: plan.covered], [], 0).key()
 
-    def remembered(worker: Any) -> list[list[int]] | None:
+    def remembered(worker: Any) -> list[int] | None:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         picked = get_kv_transfer_group().executor._blend_pass.picked.get(key)
-        return None if picked is None else [level.tolist() for level in picked.rows]
+        return None if picked is None else picked.rows.tolist()
 
     return inside(engine, remembered)
 

@@ -29,6 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.quality_real import tasks
 from benchmarks.quality_real.network import Cache, Network
+from benchmarks.quality_real.published import PUBLISHED, PublishedKVDeviation
 from benchmarks.quality_real.report import draw, table
 from benchmarks.quality_real.ways import (
     Context,
@@ -156,11 +157,11 @@ def of_study(context: Context, head: Cache, left: Cache) -> dict[str, Outcome]:
         ways[f"left: sensitivity_attention, {share}"] = both.scored(sensitive, ratio, cost, weighed)
         picked = alone.ratio_checked(charge)
         if picked is not None and charge < 0.2:
-            for rule in ("kv_deviation_published", "k_deviation_published"):
-                ways[f"head: {rule}, {share}"] = alone.checked(rule, picked)
+            for name, rule in PUBLISHED.items():
+                ways[f"head: {name}, {share}"] = alone.checked(rule(), picked)
     ratio = both.ratio_asked(0.15)
     ways["left: kv_deviation_published, 15 %"] = both.checked(
-        "kv_deviation_published", both.ratio_checked(0.15) or 0.0
+        PublishedKVDeviation(), both.ratio_checked(0.15) or 0.0
     )
     ways["left: query_attention, 15 %"] = both.scored(
         asked_score(both, "query_attention"), ratio, cost
@@ -171,9 +172,6 @@ def of_study(context: Context, head: Cache, left: Cache) -> dict[str, Outcome]:
     sensitive = asked_score(left_only, "sensitivity_attention", left_only.change(head))
     ways["left only: sensitivity_attention, 15 %"] = left_only.scored(
         sensitive, left_only.ratio_asked(0.15), cost
-    )
-    ways["head: deviation_weighted_attention, ratio 15 %"] = alone.checked(
-        "deviation_weighted_attention", 0.15
     )
     return ways
 

@@ -15,12 +15,13 @@ from benchmarks.quality_real.tasks import Task
 from semkv_rag.blend import (
     LOOKED_AT,
     SAMPLED,
-    SELECTOR_TYPES,
     Candidates,
+    Selector,
     expected_loss,
     left_share,
     needed,
     pick,
+    selector_type,
 )
 from semkv_rag.config import FIRST_RATIO
 
@@ -312,23 +313,17 @@ class Stored:
         picked = left / (layers - check - 1) - fresh
         return picked / len(self.candidates) if picked >= 1 else None
 
-    def checked(self, selector: str, ratio: float, check: int = 1) -> Outcome:
-        """A selector of the engine with a check layer, charged for it."""
-        kind = SELECTOR_TYPES[selector]()
+    def checked(self, kind: Selector, ratio: float, check: int = 1) -> Outcome:
+        """A published rule with a check layer, charged for it. Only what it picks stays fresh."""
         network, before = self.network, self.network.rows
-        attention, cost = None, 0
-        if kind.needs_question:
-            seen, _, cost = self.looked
-            attention = seen
         cache = self.cache.clone()
         places = torch.cat((self.candidates, self.fresh)).sort().values
         hidden = network.run(self.tokens_at(places), places, cache, last=check)
-        if not kind.keeps_check_layer:
-            for layer in range(check):  # what is below is stale too, but for what is picked
-                cache.keys[layer], cache.values[layer] = (
-                    self.cache.keys[layer],
-                    self.cache.values[layer],
-                )
+        for layer in range(check):  # what is below is stale too, but for what is picked
+            cache.keys[layer], cache.values[layer] = (
+                self.cache.keys[layer],
+                self.cache.values[layer],
+            )
         keys, values = network.keys_values(check, hidden, places)
         mine = torch.isin(places, self.candidates)
         deviation = kind.deviation(
@@ -338,13 +333,11 @@ class Stored:
             self.cache.values[check][:, self.candidates].transpose(0, 1),
         )
         rank = self.context.rank[self.candidates]
-        scores = kind.scores(Candidates(rank, 0, deviation=deviation, attention=attention))
+        scores = kind.scores(Candidates(rank, 0, deviation=deviation))
         picked = self.candidates[pick(scores, round(ratio * len(self.candidates)))]
         go = torch.isin(places, picked) | torch.isin(places, self.fresh)
-        if kind.keeps_check_layer:
-            cache.keys[check][:, places], cache.values[check][:, places] = keys, values
         network.run(hidden[go], places[go], cache, first=check)
-        cost += network.rows - before
+        cost = network.rows - before
         cost += int((~go).sum())  # the check layer is charged in full
         return self.context.answered(cache, cost / (network.layers * self.context.end))
 
@@ -358,4 +351,4 @@ def asked_score(stored: Stored, selector: str, sensitivity: Tensor | None = None
     seen, _, _ = stored.looked
     rank = stored.context.rank[stored.candidates]
     candidates = Candidates(rank, 0, attention=seen, sensitivity=sensitivity)
-    return SELECTOR_TYPES[selector]().scores(candidates)
+    return selector_type(selector)().scores(candidates)

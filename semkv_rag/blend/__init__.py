@@ -2,23 +2,15 @@
 
 from semkv_rag.blend.attention import smoothed, squared_attention
 from semkv_rag.blend.charge import BlendShape, charged_ratio, computed_rows, ratio_for_charged
+from semkv_rag.blend.registry import register_selector, selector_type
 from semkv_rag.blend.risk import LOOKED_AT, SAMPLED, expected_loss, left_share, needed
 from semkv_rag.blend.rotary import Rotary, rotary_candidates
-from semkv_rag.blend.selectors import (
-    MOST_LOOKING,
-    SELECTOR_TYPES,
-    Candidates,
-    Selector,
-    first_half,
-    pick,
-)
+from semkv_rag.blend.selectors import Candidates, Selector, pick
 from semkv_rag.blend.sensitivity import decoded, encoded, sensitivity_of
 
 __all__ = [
     "LOOKED_AT",
-    "MOST_LOOKING",
     "SAMPLED",
-    "SELECTOR_TYPES",
     "BlendShape",
     "Candidates",
     "Rotary",
@@ -28,12 +20,13 @@ __all__ = [
     "decoded",
     "encoded",
     "expected_loss",
-    "first_half",
     "left_share",
     "needed",
     "pick",
     "ratio_for_charged",
+    "register_selector",
     "rotary_candidates",
+    "selector_type",
     "sensitivity_of",
     "smoothed",
     "squared_attention",

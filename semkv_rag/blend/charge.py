@@ -1,17 +1,16 @@
 """What a selector costs: everything that a blend computes, as a share of the full prefill.
 
 A recompute ratio counts picked tokens only. The charged ratio counts every token in every layer that
-is computed: the fresh text, the layers that a check needs of all reused tokens, and the passes of the
-question and of the tokens that look again. The check layer is charged in full, though of most tokens
-only its K and V are needed; attention is charged like everything else, by the token. So it is an
-upper bound.
+is computed: the fresh text, the layers that a check needs of all reused tokens, and the question's pass.
+The check layer is charged in full, though only its K and V are needed; attention is charged like
+everything else, by the token. So it is an upper bound.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from semkv_rag.blend.selectors import MOST_LOOKING, SELECTOR_TYPES, Unscored, first_half
+from semkv_rag.blend.registry import selector_type
 
 
 @dataclass(frozen=True)
@@ -42,26 +41,20 @@ class BlendShape:
 
 def computed_rows(selector: str, ratio: float, shape: BlendShape) -> int:
     """Tokens times layers that a blend computes: a token that goes through all counts `layers`."""
-    kind, layers, fresh = SELECTOR_TYPES[selector], shape.layers, shape.fresh
-    if kind is Unscored:
-        ratio = 1.0 if selector == "all" else 0.0
+    kind, layers, fresh = selector_type(selector), shape.layers, shape.fresh
+    ratio = {"none": 0.0, "all": 1.0}.get(selector, ratio)
     picked = round(ratio * shape.reused)
     if picked >= shape.reused:
         return layers * (fresh + shape.reused)
+    if picked == 0:
+        return layers * fresh
     rows = 0
-    if kind.needs_question and picked > 0:
+    if kind.needs_question:
         rows += layers * (shape.question + fresh)
         fresh -= shape.head  # its KV is right already
-        if kind.looks_twice:
-            rows += layers * min(first_half(picked), MOST_LOOKING)
-    full = 0
     if kind.needs_check_layer:
-        full = min(shape.check_layer + 1, layers)
-        rows += full * (fresh + shape.reused)
-    levels = kind().levels(ratio, shape.reused, layers - full)
-    for layer in range(layers - full):
-        rows += fresh + levels[min(layer, len(levels) - 1)]
-    return rows
+        rows += min(shape.check_layer + 1, layers) * (fresh + shape.reused)
+    return rows + layers * (fresh + picked)
 
 
 def charged_ratio(selector: str, ratio: float, shape: BlendShape) -> float:

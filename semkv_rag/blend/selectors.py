@@ -29,9 +29,8 @@ class Candidates:
         deviation: [tokens], float32: of fresh from stored KV at the check layer, as the selector's
             `deviation` measures it, over all heads. None for selectors without a check layer.
         attention: [layers, tokens], float32: what the question gives each token, the root of
-            `squared_attention`, or in a second look what the tokens that were picked first give it. The
-            first layer, which knows words and places only, counts nowhere. None for selectors that need
-            no question.
+            `squared_attention`. The first layer, which knows words and places only, counts nowhere.
+            None for selectors that need no question.
         sensitivity: [layers, tokens], float32, as stored with the chunks; None where it was not, and for
             selectors that do not weigh layers.
     """
@@ -53,15 +52,8 @@ class Selector(ABC):
     needs_question: ClassVar[bool] = False
     """Whether the question is run over the stored KV first, to see what it attends to."""
 
-    looks_twice: ClassVar[bool] = False
-    """Whether half of the tokens are picked by what the question attends to, run over the stored KV, and
-    the other half by what those attend to."""
-
     weighs_layers: ClassVar[bool] = False
     """Whether attention is weighed, layer by layer, by the sensitivity that is stored with the chunk."""
-
-    keeps_check_layer: ClassVar[bool] = True
-    """Whether all fresh K and V of the check layer stay, or only those of picked tokens."""
 
     @abstractmethod
     def scores(self, candidates: Candidates) -> Tensor:
@@ -82,14 +74,6 @@ class Selector(ABC):
         """
         return _distance(keys, stored_keys) + _distance(values, stored_values)
 
-    def levels(self, ratio: float, tokens: int, layers: int) -> list[int]:
-        """How many of `tokens` candidates go on: one number, or one for each layer, not rising.
-
-        Args:
-            layers: layers behind the check layer.
-        """
-        return [round(ratio * tokens)]
-
 
 class KVDeviation(Selector):
     """CacheBlend's rule (arXiv 2405.16444, section 4.3): highest KV deviation at a check layer."""
@@ -99,40 +83,6 @@ class KVDeviation(Selector):
     def scores(self, candidates: Candidates) -> Tensor:
         assert candidates.deviation is not None
         return candidates.deviation
-
-
-class GradualKVDeviation(KVDeviation):
-    """CacheBlend's gradual filtering (arXiv 2405.16444, section 4.3): r1 > r2 > … over the layers.
-
-    What was picked at one layer is compared again there, and the highest of it go on behind the next.
-    The paper gives no numbers: here the share falls evenly from half above to half below `ratio`, and
-    is `ratio` on average.
-    """
-
-    SPREAD = 0.5
-
-    def levels(self, ratio: float, tokens: int, layers: int) -> list[int]:
-        spread = min(self.SPREAD, 1 / ratio - 1) if ratio else 0.0
-        steps = max(layers - 1, 1)
-        return [
-            round(ratio * (1 + spread * (1 - 2 * layer / steps)) * tokens)
-            for layer in range(layers)
-        ] or [round(ratio * tokens)]
-
-
-class PublishedKVDeviation(KVDeviation):
-    """CacheBlend as published: at the check layer too only picked tokens are fresh."""
-
-    keeps_check_layer = False
-
-
-class PublishedKDeviation(PublishedKVDeviation):
-    """The rule of LMCache's blender: keys alone are compared, and only picked tokens are fresh."""
-
-    def deviation(
-        self, keys: Tensor, values: Tensor, stored_keys: Tensor, stored_values: Tensor
-    ) -> Tensor:
-        return _distance(keys, stored_keys)
 
 
 class QueryAttention(Selector):
@@ -178,48 +128,6 @@ class SensitivityAttention(QueryAttention):
         return smoothed(asked[1:].sum(0), rank, self.REACH)
 
 
-class TwoHopAttention(QueryAttention):
-    """Half of them as `QueryAttention`, the other half what that half attends to.
-
-    What a question is about often refers to something else, which the question itself has no reason to
-    attend to: only the tokens that it finds do.
-    """
-
-    looks_twice = True
-
-
-class DeviationWeightedAttention(QueryAttention):
-    """The same score, weighted by how far the token's KV is off, as far as that can be trusted.
-
-    A stale token does harm by about the attention that it gets times how far off its KV is: the norm of
-    the deviation, not its square. At an early check layer that norm may say little of later layers, and
-    a few tokens stand out for no reason. So `DOUBT` times the mean norm is added to each: where the norm
-    says nothing, the order is still that of attention, or nearly.
-
-    That the layers up to the check layer are computed for all tokens is worth as much: what they need of
-    other chunks there is then right for all of them.
-    """
-
-    needs_check_layer = True
-
-    DOUBT = 4.0
-
-    def scores(self, candidates: Candidates) -> Tensor:
-        assert candidates.deviation is not None
-        norm = candidates.deviation.sqrt()
-        return super().scores(candidates) * (norm + self.DOUBT * norm.mean())
-
-
-class DeviationTimesAttention(QueryAttention):
-    """What differs and is asked for: the product of both scores."""
-
-    needs_check_layer = True
-
-    def scores(self, candidates: Candidates) -> Tensor:
-        assert candidates.deviation is not None
-        return candidates.deviation * super().scores(candidates)
-
-
 class ChunkHead(Selector):
     """EPIC's rule (arXiv 2410.15332): the first tokens of each chunk.
 
@@ -230,45 +138,11 @@ class ChunkHead(Selector):
         return -candidates.rank_in_span.float()
 
 
-class Random(Selector):
-    """A control: tokens by chance, the same ones for the same plan."""
-
-    def scores(self, candidates: Candidates) -> Tensor:
-        generator = torch.Generator().manual_seed(candidates.seed)
-        return torch.rand(len(candidates.rank_in_span), generator=generator)
-
-
 class Unscored(Selector):
     """The controls `none` and `all`: their ratio is 0 or 1, and no score is asked for."""
 
     def scores(self, candidates: Candidates) -> Tensor:
         return torch.zeros(len(candidates.rank_in_span))
-
-
-SELECTOR_TYPES: dict[str, type[Selector]] = {
-    "kv_deviation": KVDeviation,
-    "kv_deviation_gradual": GradualKVDeviation,
-    "sensitivity_attention": SensitivityAttention,
-    "query_attention": QueryAttention,
-    "two_hop_attention": TwoHopAttention,
-    "deviation_weighted_attention": DeviationWeightedAttention,
-    "deviation_x_attention": DeviationTimesAttention,
-    "chunk_head": ChunkHead,
-    "random": Random,
-    "none": Unscored,
-    "all": Unscored,
-    "kv_deviation_published": PublishedKVDeviation,
-    "k_deviation_published": PublishedKDeviation,
-}
-
-
-MOST_LOOKING = 512
-"""Of the tokens that are picked first, so many take the second look: its cost is bounded."""
-
-
-def first_half(count: int) -> int:
-    """How many of `count` tokens a selector that looks twice picks first."""
-    return -(-count // 2)
 
 
 def pick(scores: Tensor, count: int) -> Tensor:

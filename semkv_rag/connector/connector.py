@@ -16,7 +16,8 @@ Configured by `KVTransferConfig.kv_connector_extra_config`; `engine.launch` writ
 
 * `root`: the store's folder, `index_url`: its index;
 * `reuse`: the default options of requests, as `ReuseOptions.to_mapping` gives them;
-* `request_namespace`: whether a request may name its own namespace (default: it may not).
+* `request_namespace`: whether a request may name its own namespace (default: it may not);
+* `selectors`: users' own, as `semkv_rag.blend.registry.load_selectors` takes them.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
 )
 
+from semkv_rag.blend.registry import load_selectors
 from semkv_rag.config import ReuseOptions
 from semkv_rag.connector.fingerprint import config_fingerprint
 from semkv_rag.connector.messages import StepMetadata, WorkerHandshake, WorkerResults
@@ -67,6 +69,7 @@ class SemKVConnector(KVConnectorBase_V1):
         super().__init__(vllm_config, role, kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         root = Path(extra["root"])
+        load_selectors(extra.get("selectors", {}))
         self._planner: RequestPlanner | None = None
         self._precedence = Precedence()
         self._store: KVStore | None = None

@@ -2,7 +2,6 @@
 
 * `head`: what every prompt starts with.
 * `left`: the head and the chunk before it in its document.
-* `similar`: the head and the chunk of the corpus that is most like it (FusionRAG, arXiv 2601.12904).
 
 A document's first chunk has none before it, and stands behind the head and an unrelated passage: a chunk
 that has only ever seen a short head is a stranger behind other text.
@@ -20,12 +19,11 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from semkv_rag.corpus.similar import MostSimilar
 from semkv_rag.corpus.split import tokenize
 from semkv_rag.errors import OptionError
 from semkv_rag.reuse.tokens import TokenArray
 
-ContextMode: TypeAlias = Literal["head", "left", "similar"]
+ContextMode: TypeAlias = Literal["head", "left"]
 CONTEXT_MODES: tuple[ContextMode, ...] = get_args(ContextMode)
 DEFAULT_CONTEXT: tuple[ContextMode, ...] = ("head", "left")
 
@@ -114,7 +112,6 @@ class Contexts:
         passage: what stands before a chunk that has no neighbour, [tokens].
         longest: the most tokens of context and chunk together. Of a neighbour that is too long for it
             the last tokens are taken.
-        similar: finds the similar chunks of mode `similar`; only asked for in that mode.
     """
 
     def __init__(
@@ -123,13 +120,11 @@ class Contexts:
         head: TokenArray,
         passage: TokenArray,
         longest: int,
-        similar: MostSimilar | None = None,
     ) -> None:
         self.head = head
         self._passage = passage
         self._modes = modes
         self._longest = longest
-        self._similar = similar
 
     def variants(self, chunks: Sequence[TokenArray]) -> Iterator[Variant]:
         """Each variant of a document's chunks, chunk by chunk, none twice."""
@@ -143,14 +138,9 @@ class Contexts:
 
     def _variant(self, mode: ContextMode, chunks: Sequence[TokenArray], number: int) -> Variant:
         tokens = chunks[number]
-        neighbour: TokenArray | None = None
         if mode == "head":
             return Variant(tokens, self.head)
-        if mode == "left":
-            neighbour = chunks[number - 1] if number else None
-        elif self._similar is not None:
-            neighbour = self._similar.to(tokens)
-        context = self._behind(self._passage if neighbour is None else neighbour, tokens)
+        context = self._behind(chunks[number - 1] if number else self._passage, tokens)
         return Variant(tokens, context, self.head if len(context) > len(self.head) else None)
 
     def _behind(self, neighbour: TokenArray, tokens: TokenArray) -> TokenArray:

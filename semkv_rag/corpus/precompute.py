@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ from semkv_rag.corpus.progress import (
     ToCompute,
 )
 from semkv_rag.corpus.readers import DocumentFile, find_files, is_markdown, read_document
-from semkv_rag.corpus.similar import MostSimilar
 from semkv_rag.corpus.split import check_sizes, split_text, tokenize
 from semkv_rag.errors import CorpusError, OptionError
 from semkv_rag.reuse.tokens import TokenArray, token_array
@@ -77,10 +76,9 @@ def precompute(
         head: the text every prompt will start with. All chunks are computed behind its tokens, and
             it is stored itself, so that the head and the chunk that follows it need no recompute.
             Empty: behind what the tokenizer puts before every prompt (BOS), else a neutral token.
-        context: what stands to a chunk's left, each mode a variant of its own: `head`, `left` (the head
-            and the chunk before it in its document) or `similar` (the head and the chunk most like it
-            among all that are given here). A chunk without such a neighbour stands behind the head and
-            an unrelated passage.
+        context: what stands to a chunk's left, each mode a variant of its own: `head`, or `left` (the
+            head and the chunk before it in its document; for a document's first chunk the head and an
+            unrelated passage).
         sync: remove the sources of the given folders whose files are gone.
         max_bytes: documents whose chunks would make the store larger are left out, each with a failure
             that says so.
@@ -227,7 +225,6 @@ class _Run:
         self._max_bytes = max_bytes
         self._store_bytes = 0  # when computing began
         self._entered_tokens = 0  # of chunks that are on their way, or are written
-        self._corpus: list[_Document] = []  # all that were read, where chunks hang on all of them
         self._pending: deque[_Document] = deque()
         self._waiting: dict[str, list[_Work]] = {}  # chunk id -> the documents it belongs to
         self._written: list[ChunkKey] = []  # not in the index yet
@@ -246,7 +243,6 @@ class _Run:
     def read(self, sources: Sequence[tuple[str, Callable[[], _Document]]]) -> None:
         """Read each source (its name, what reads it) and find those that are new or changed."""
         self.result.documents = len(sources)
-        whole_corpus = "similar" in self._modes
         for number, (name, read) in enumerate(sources, 1):
             try:
                 document = read()
@@ -255,23 +251,13 @@ class _Run:
             else:
                 if document.empty:
                     self.result.empty += (name,)
-                if whole_corpus:
-                    self._corpus.append(document)
+                if self._is_stored(document):
+                    self.result.unchanged += 1
                 else:
-                    self._compare(document)
+                    self._pending.append(document)
             if self._on_progress:
                 share = number / len(sources)
                 self._on_progress(PrecomputeProgress("reading", number, len(sources), share))
-        # A chunk most like another may be any document's: each has to be looked at when one changes.
-        together = _digest(*sorted(document.digest for document in self._corpus))
-        for document in self._corpus:
-            self._compare(replace(document, digest=_digest(document.digest, together)))
-
-    def _compare(self, document: _Document) -> None:
-        if self._is_stored(document):
-            self.result.unchanged += 1
-        else:
-            self._pending.append(document)
 
     def _is_stored(self, document: _Document) -> bool:
         source = self._store.source(self._model, self._namespace, document.name)
@@ -349,14 +335,10 @@ class _Run:
         return [self._item("head", contexts.head, token_array([])), *chunks]
 
     def _contexts(self, tokenizer: Any) -> Contexts:
-        similar = None
-        if self._corpus:
-            corpus = (tokens for document in self._corpus for tokens in document.chunks(tokenizer))
-            similar = MostSimilar(corpus)
         # vLLM takes a prompt that leaves room for one token of an answer.
         longest = self._engine.max_model_len - 1
         head, passage = head_tokens(tokenizer, self._head), tokenize(tokenizer, PASSAGE)
-        return Contexts(self._modes, head, passage, longest, similar)
+        return Contexts(self._modes, head, passage, longest)
 
     def _item(
         self,

@@ -13,6 +13,7 @@ from vllm.config import ECTransferConfig, KVTransferConfig, VllmConfig
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
 
+from semkv_rag.blend.registry import registered_selectors
 from semkv_rag.config import ReuseOptions
 from semkv_rag.connector.fingerprint import config_fingerprint
 from semkv_rag.connector.messages import GateReport
@@ -48,6 +49,7 @@ def transfer_config(
             "index_url": index_url,
             "reuse": reuse.to_mapping(),
             "request_namespace": request_namespace,
+            "selectors": registered_selectors(),
         },
     }
 

@@ -16,7 +16,7 @@ PREFERRED = 0.05
 FEW = 50
 """Fewer questions than these are said to be few."""
 KNOWS_LITTLE = 0.2
-_CONTROLS = ("random", "all")
+_CONTROLS = ("all",)
 
 
 def recommend(lines: Sequence[Line], full: Full, target: float = TARGET) -> Recommendation:

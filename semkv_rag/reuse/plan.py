@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from blake3 import blake3
 
-from semkv_rag.config import AUTO, QUERY_AWARE, ReuseOptions
+from semkv_rag.config import AUTO, ReuseOptions
 from semkv_rag.reuse.question import Question, find_question
 from semkv_rag.reuse.tokens import TokenArray
 
@@ -62,7 +62,10 @@ class ReusePlan:
         Args:
             prompt: all of its tokens.
         """
-        if self.options.selector not in QUERY_AWARE or not 0 < self.options.effective_ratio < 1:
+        from semkv_rag.blend import selector_type  # torch, which matching does without
+
+        asks = selector_type(self.options.selector).needs_question
+        if not asks or not 0 < self.options.effective_ratio < 1:
             return self
         question = find_question(prompt, self.covered, self.options.question_tokens)
         return replace(self, question=question) if question.tokens else self

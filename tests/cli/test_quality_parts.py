@@ -230,7 +230,7 @@ def test_questions_that_all_agree_leave_a_doubt(questions: int, wilson: float) -
 
 
 def test_the_grid() -> None:
-    made = grid(["random", PRESETS["fast"].selector], [0.31, PRESETS["fast"].ratio])
+    made = grid(["chunk_head", PRESETS["fast"].selector], [0.31, PRESETS["fast"].ratio])
     names = [one.name for one in made]
     assert names[0] == AS_STORED and names[1:4] == list(PRESETS)
     assert len({one.options for one in made}) == len(made) == len(set(names))
@@ -295,7 +295,7 @@ def test_exact_where_nothing_comes_close_or_is_cheaper() -> None:
     assert recommend([EXACT, line("balanced", 0.99, 0.4, f1=0.85)], FULL).preset == "exact"
     assert recommend([EXACT], FULL).preset == "exact"
     # What is there to compare with is never recommended.
-    assert recommend([EXACT, line("random", 1.0, 0.1)], FULL).preset == "exact"
+    assert recommend([EXACT, line("chunk_head", 1.0, 0.1)], FULL).preset == "exact"
     assert recommend([EXACT, line("balanced", 0.9, 0.4)], FULL, target=0.9).preset == "balanced"
 
 

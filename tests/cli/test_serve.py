@@ -73,8 +73,8 @@ def test_a_preset_under_what_is_given_beside_it(
     semkv: Semkv, served: dict[str, Any], tmp_path: Path
 ) -> None:
     serve = ("serve", MODEL, "--store", tmp_path)
-    assert semkv(*serve, "--preset", "exact", "--selector", "random").code == 0
-    assert served["reuse"] == ReuseOptions(ratio=1.0, selector="random", promise=0.0)
+    assert semkv(*serve, "--preset", "exact", "--selector", "chunk_head").code == 0
+    assert served["reuse"] == ReuseOptions(ratio=1.0, selector="chunk_head", promise=0.0)
     assert semkv(*serve, "--preset", "fast", "--ratio", "auto").code == 0
     assert served["reuse"] == ReuseOptions(ratio="auto", promise=PRESETS["fast"].promise)
     assert semkv(*serve, "--question-tokens", "12").code == 0

@@ -55,9 +55,9 @@ def crowd(engines: Engines, tiny_model: Callable[[str], Path]) -> Iterator[Crowd
                     ReuseOptions(ratio=0.2),
                     ReuseOptions(enabled=False),
                     ReuseOptions(selector="none"),
-                    ReuseOptions(selector="random", ratio=0.3),
+                    ReuseOptions(selector="by_chance", ratio=0.3),
                     ReuseOptions(selector="deviation_x_attention", ratio=0.2),
-                    ReuseOptions(selector="kv_deviation_gradual", ratio=0.3),
+                    ReuseOptions(selector="kv_deviation", ratio=0.3),
                 ][index % 6]
             )
         yield Crowd(engine, prompts, options)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from semkv_rag.config import QUERY_AWARE, ReuseOptions
+from semkv_rag.blend import selector_type
+from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Completion, Engine
 from workbench.answers import SAMPLING, assert_same, blended, plain
 from workbench.chunks import Stored, Tokens, random_tokens, store_chunks
@@ -39,7 +40,7 @@ def test_ordinary_requests_after_any_mix_of_blends(engine: Engine) -> None:
             {"ratio": 0.15},
             {"selector": "none"},
             {"ratio": 0.5, "check_layer": 2},
-            {"selector": "random", "ratio": 0.4},
+            {"selector": "by_chance", "ratio": 0.4},
             {"selector": "none", "ratio": 1.0},
         ):
             blended(engine, prompt, **options)
@@ -84,7 +85,7 @@ def test_a_conversation_goes_on_with_its_blended_blocks(engine: Engine, namespac
     first = blended(engine, prompt, namespace=namespace)
     later = [*prompt, *first.token_ids, *random_tokens(805, 40)]
     second = blended(engine, later, namespace=namespace)
-    assert second.report.selector in QUERY_AWARE
+    assert selector_type(second.report.selector).needs_question
     assert second.report.cached_tokens > len(prompt) - 2 * ENGINE_ARGS["block_size"]
     engine.reset_prefix_cache()
     assert_same(second, blended(engine, later, namespace=namespace))

@@ -17,10 +17,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"ratio": 0.0},
     {"ratio": 0.3},
     {"ratio": 1.0},
-    {"ratio": 0.4, "selector": "kv_deviation_gradual"},
+    {"ratio": 0.4, "selector": "kv_deviation"},
     {"ratio": 0.2, "selector": "query_attention"},
-    {"ratio": 0.2, "selector": "two_hop_attention"},
-    {"ratio": 0.2, "selector": "deviation_weighted_attention"},
     {"ratio": 0.2, "selector": "deviation_x_attention"},
 ]
 

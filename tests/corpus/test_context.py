@@ -54,7 +54,7 @@ def listed(store: KVStore) -> set[str]:
 
 def test_modes_are_named_once_and_in_one_order() -> None:
     assert context_modes(["left", "head", "left"]) == ("head", "left")
-    assert context_modes("similar") == ("similar",)
+    assert context_modes("left") == ("left",)
     with pytest.raises(OptionError):
         context_modes(["neighbour"])
 
@@ -184,40 +184,6 @@ LIBRARY = [
     "w41 w42 w43 w44 w45 w46 w47 w48",
     "w51 w52 w53 w54 w55 w56 w57 w58",
 ]
-
-
-def test_a_similar_chunk_of_any_document_stands_behind_the_head(
-    library: Path, engine: MadeUpEngine
-) -> None:
-    run(engine, library, context=("similar",))
-    assert variants(engine) == {
-        (LIBRARY[3], LIBRARY[0]),
-        (LIBRARY[2], LIBRARY[1]),
-        (LIBRARY[1], LIBRARY[2]),
-        (LIBRARY[0], LIBRARY[3]),
-        ("passage", LIBRARY[4]),
-        ("passage", LIBRARY[5]),
-    }
-
-
-def test_who_is_similar_hangs_on_the_corpus_and_not_on_its_order(
-    library: Path, engine: MadeUpEngine, store: KVStore
-) -> None:
-    run(engine, library, context=("similar",))
-    before = stored(store)
-    (library / "b.txt").rename(library / "z.txt")
-    result = run(engine, library, context=("similar",), sync=True)
-    assert (result.chunks_captured, result.removed) == (0, 1)
-    assert stored(store) == before
-    assert run(engine, library, context=("similar",)).unchanged == 3
-
-    engine.captured.clear()
-    closer = "w1 w2 w3 w4 w5 w34 w99 ."
-    (library / "d.txt").write_text(closer)
-    result = run(engine, library, context=("similar",))
-    assert result.changed == 4, "each document is looked at"
-    assert variants(engine) == {(LIBRARY[0], closer), (closer, LIBRARY[0]), (closer, LIBRARY[3])}
-    assert listed(store) == stored(store)
 
 
 # The first token

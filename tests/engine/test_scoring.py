@@ -29,7 +29,7 @@ def far(one: Mapping[int, float], other: Mapping[int, float]) -> float:
         {"selector": "none"},
         {"selector": "kv_deviation", "ratio": 0.2},
         {"selector": "query_attention", "ratio": 0.2},
-        {"selector": "two_hop_attention", "ratio": 0.2},
+        {"selector": "sensitivity_attention", "ratio": 0.2},
         {"ratio": 1.0},
     ],
     ids=str,

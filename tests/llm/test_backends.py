@@ -96,8 +96,8 @@ def test_options_of_a_request(backend: Backend, prompt: str) -> None:
     chosen = report_of(backend.answer(prompt, FIELDS, {"ratio": 0.4, "selector": "chunk_head"}))
     assert (chosen.ratio, chosen.selector) == (0.4, "chunk_head")
     assert 0.3 < chosen.recomputed_tokens / chosen.reused_tokens <= 0.45
-    exact = report_of(backend.answer(prompt, FIELDS, {"preset": "exact", "selector": "random"}))
-    assert (exact.ratio, exact.selector) == (1.0, "random")
+    exact = report_of(backend.answer(prompt, FIELDS, {"preset": "exact", "selector": "chunk_head"}))
+    assert (exact.ratio, exact.selector) == (1.0, "chunk_head")
     asked = {"preset": "fast", "selector": "query_attention", "question_tokens": 5}
     assert report_of(backend.answer(prompt, FIELDS, asked)).kv_cache == "hit"
     off = report_of(backend.answer(messages_of(prompt), FIELDS, {"enabled": False}))

@@ -12,15 +12,10 @@ The algorithm, in this project's words:
 
 Selectors that look at no deviation have no check layer: what they pick is fresh from layer 0 on.
 
-Three more selectors are the same with a change. `kv_deviation_gradual`: above the check layer, those
-picked are compared again at each layer, and fewer of them go on to the next. `kv_deviation_published`:
-the check layer too keeps fresh K and V of picked tokens only. `k_deviation_published`: likewise, and
-only K is compared. Those that look at the question score what it attends to (`asked`), each token with
-its neighbours, or the product of that with the deviation. `sensitivity_attention` counts four
-neighbours on either side, and in each layer attention times the root of the token's stored sensitivity.
-`deviation_weighted_attention` takes the deviation's root there, plus four times the mean root.
-`two_hop_attention` picks half of its tokens as `query_attention`, and the other half by what the first
-half attends to.
+Those that look at the question score what it attends to (`asked`), each token with its neighbours.
+`sensitivity_attention` counts four neighbours on either side, and in each layer attention times the
+root of the token's stored sensitivity. `deviation_x_attention` is the deviation times what is asked for.
+Where the ratio picks no token, nothing is looked at.
 
 Rows of a decoder meet in attention only, and there only through K and V. So every row is run
 through the whole model, and a cache hands attention the K and V that the algorithm gives each
@@ -30,7 +25,6 @@ architecture.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,7 +45,6 @@ class BlendResult:
     Attributes:
         logprobs: the next token's, [vocabulary].
         picked: prompt positions of the recomputed reused tokens, ascending.
-        levels: the same for each layer above the check layer, where fewer go on from one to the next.
         deviation: of each reused token at the check layer, float32 [prompt tokens], nan for others;
             None for a selector that looks at none.
         layers: per layer, the K and V each prompt token ended up with, [prompt tokens, kv_heads,
@@ -60,7 +53,6 @@ class BlendResult:
 
     logprobs: Tensor
     picked: tuple[int, ...]
-    levels: tuple[tuple[int, ...], ...]
     deviation: Tensor | None
     layers: tuple[LayerKV, ...]
 
@@ -80,10 +72,10 @@ class ReferenceModel(StoringModel):
         Args:
             stored: by chunk id, as `self.stored` returns it.
             rows: the prompt positions to recompute, instead of a selector's choice. The selector
-                `random` needs them.
+                `by_chance` needs them.
 
         Raises:
-            ValueError: `random` without `rows`, or rows that are not inexact reused tokens.
+            ValueError: `by_chance` without `rows`, or rows that are not inexact reused tokens.
         """
         exact, inexact = masks(plan, len(prompt))
         picked = None if rows is None else _mask(rows, inexact)
@@ -94,35 +86,22 @@ class ReferenceModel(StoringModel):
             asked = with_neighbours(asked, plan, 4 if selector == "sensitivity_attention" else 1)
         if picked is None:
             picked = _picked_up_front(plan, inexact, asked)
-        if selector == "two_hop_attention" and asked is not None:
-            assert picked is not None
-            count = int(picked.sum())
-            first = highest(asked, inexact, math.ceil(count / 2))
-            found = with_neighbours(self.found(prompt, plan, stored, first), plan)
-            picked = first | highest(found, inexact & ~first, count - int(first.sum()))
         up_front = picked is not None
-        layers = len(self.decoder_layers)
         cache = _BlendCache(
             stored=self.in_prompt(len(prompt), plan, stored),
             exact=exact,
             inexact=inexact,
             picked=picked,
             check_layer=-1 if up_front else plan.options.check_layer,
-            counts=_counts(plan, layers - plan.options.check_layer - 1),
-            keeps_check_layer=not selector.endswith("_published"),
-            keys_only=selector == "k_deviation_published",
+            count=round(plan.options.ratio * plan.reused_tokens),
             asked=asked,
-            doubt=4 if selector == "deviation_weighted_attention" else None,
         )
         order = torch.arange(len(prompt))
         logprobs = self.forward(prompt, order, causal(order, order), cache)[-1]
         assert cache.picked is not None, "the model has no such check layer"
-        levels = [cache.picked] if up_front else cache.levels
-        positions = [tuple(level.nonzero().flatten().tolist()) for level in levels]
         return BlendResult(
             logprobs=logprobs,
-            picked=positions[0],
-            levels=tuple(positions),
+            picked=tuple(cache.picked.nonzero().flatten().tolist()),
             deviation=cache.deviation,
             layers=tuple(cache.blended),
         )
@@ -170,24 +149,6 @@ class ReferenceModel(StoringModel):
         weights[..., ~(inexact[: len(tokens)] | own)] = 0
         weights /= weights.sum(-1, keepdim=True)
         return weights.square().mean((1, 2)).sqrt()[:, inexact[: len(tokens)]]
-
-    def found(
-        self,
-        prompt: Sequence[int],
-        plan: ReusePlan,
-        stored: Mapping[str, StoredKV],
-        looking: Tensor,
-    ) -> Tensor:
-        """What the tokens of `looking`, bool [prompt tokens], attend to; as `asked`."""
-        exact, inexact = masks(plan, len(prompt))
-        order = torch.arange(len(prompt))
-        kv = self.in_prompt(len(prompt), plan, stored)
-        cache = _BlendCache(kv, exact, inexact, picked=looking, check_layer=-1)
-        weights = self.weights(prompt, order, causal(order, order), cache)[1:, :, looking]
-        weights[..., ~inexact] = 0
-        weights /= weights.sum(-1, keepdim=True)
-        found = weights.square().mean((1, 2)).sqrt().mean(0)
-        return found.where(inexact, torch.nan)
 
     def in_prompt(
         self, length: int, plan: ReusePlan, stored: Mapping[str, StoredKV]
@@ -271,16 +232,6 @@ def with_neighbours(scores: Tensor, plan: ReusePlan, reach: int = 1) -> Tensor:
     return summed
 
 
-def _counts(plan: ReusePlan, layers: int) -> list[int]:
-    """How many tokens are picked, for each of the `layers` above the check layer."""
-    ratio, reused = plan.options.ratio, plan.reused_tokens
-    if plan.options.selector != "kv_deviation_gradual" or layers < 2 or ratio == 0:
-        return [round(ratio * reused)] * max(layers, 1)
-    most = min(1.5 * ratio, 1.0)  # at the first; as far below `ratio` at the last as above it here
-    step = 2 * (most - ratio) / (layers - 1)
-    return [round((most - layer * step) * reused) for layer in range(layers)]
-
-
 def _picked_up_front(plan: ReusePlan, inexact: Tensor, asked: Tensor | None) -> Tensor | None:
     """What is picked before anything is computed, bool [prompt tokens]; None: by deviation."""
     options = plan.options
@@ -298,9 +249,10 @@ def _picked_up_front(plan: ReusePlan, inexact: Tensor, asked: Tensor | None) -> 
         )
         count = round(options.ratio * len(ranked))
         return _mask([position for _, position in ranked[:count]], inexact)
-    if options.selector in ("query_attention", "two_hop_attention", "sensitivity_attention"):
-        if asked is None:
-            return torch.zeros_like(inexact)
+    if options.selector != "by_chance" and round(options.ratio * plan.reused_tokens) == 0:
+        return torch.zeros_like(inexact)
+    if options.selector in ("query_attention", "sensitivity_attention"):
+        assert asked is not None
         return highest(asked, inexact, round(options.ratio * plan.reused_tokens))
     if "deviation" in options.selector:
         return None
@@ -325,13 +277,8 @@ class _BlendCache(DynamicCache):
         exact, inexact: which tokens are reused so, bool [prompt tokens].
         picked: those to recompute, bool [prompt tokens]; None until the check layer.
         check_layer: -1 when none is needed.
-        counts: how many are picked, for each layer above the check layer.
-        keeps_check_layer: whether fresh K and V that were computed to be compared are kept.
-        keys_only: whether only K is compared.
+        count: how many are picked there.
         asked: what the question attends to, if that counts.
-        doubt: how many times the mean norm of deviations is added to each, where it is the norm that
-            counts; None where it is the square.
-        levels: what was picked, for each layer above the check layer.
     """
 
     stored: list[LayerKV]
@@ -339,13 +286,9 @@ class _BlendCache(DynamicCache):
     inexact: Tensor
     picked: Tensor | None
     check_layer: int
-    counts: Sequence[int] = ()
-    keeps_check_layer: bool = True
-    keys_only: bool = False
+    count: int = 0
     asked: Tensor | None = None
-    doubt: int | None = None
     deviation: Tensor | None = None
-    levels: list[Tensor] = field(default_factory=list)
     blended: list[LayerKV] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -358,10 +301,8 @@ class _BlendCache(DynamicCache):
         keys, values = key_states[0].transpose(0, 1), value_states[0].transpose(0, 1)
         stored_keys, stored_values = self.stored[layer_idx]
         fresh = self.picked  # None: all that are not exact
-        if 0 <= self.check_layer <= layer_idx:
+        if layer_idx == self.check_layer:
             self._pick(layer_idx, keys, values)
-            if layer_idx == self.check_layer and not self.keeps_check_layer:
-                fresh = self.picked
         reuse = self.exact if fresh is None else self.exact | (self.inexact & ~fresh)
         keys = torch.where(reuse[:, None, None], stored_keys, keys)
         values = torch.where(reuse[:, None, None], stored_values, values)
@@ -369,23 +310,12 @@ class _BlendCache(DynamicCache):
         return keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
 
     def _pick(self, layer_idx: int, keys: Tensor, values: Tensor) -> None:
-        """Pick those that are fresh in the next layer, out of those that are in this one."""
-        level = layer_idx - self.check_layer
-        if level >= len(self.counts):
-            return
+        """Pick those that are fresh above the check layer."""
         stored_keys, stored_values = self.stored[layer_idx]
-        deviation = _deviation(keys, stored_keys)
-        if not self.keys_only:
-            deviation = deviation + _deviation(values, stored_values)
-        if self.deviation is None:
-            self.deviation = torch.where(self.inexact, deviation, torch.nan)
-        if self.doubt is not None:
-            norm = deviation.sqrt()
-            deviation = norm + self.doubt * norm[self.inexact].mean()
+        deviation = _deviation(keys, stored_keys) + _deviation(values, stored_values)
+        self.deviation = torch.where(self.inexact, deviation, torch.nan)
         score = deviation if self.asked is None else deviation * self.asked
-        among = self.inexact if self.picked is None else self.picked
-        self.picked = highest(score, among, self.counts[level])
-        self.levels.append(self.picked)
+        self.picked = highest(score, self.inexact, self.count)
 
 
 def highest(deviation: Tensor, candidates: Tensor, count: int) -> Tensor:

@@ -74,7 +74,7 @@ def test_first_inexact_token() -> None:
         plan(EXACT, replace(MOVED, length=29)),
         plan(EXACT, MOVED, tokens=50),
         plan(EXACT, MOVED, options=ReuseOptions(ratio=0.2)),
-        plan(EXACT, MOVED, options=ReuseOptions(selector="random")),
+        plan(EXACT, MOVED, options=ReuseOptions(selector="chunk_head")),
         plan(EXACT, MOVED, options=ReuseOptions(check_layer=2)),
         plan(EXACT, MOVED, options=ReuseOptions(namespace="tenant")),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semkv_rag.config import QUERY_AWARE, ReuseOptions
+from semkv_rag.config import ReuseOptions
 from semkv_rag.errors import OptionError
 from semkv_rag.reuse import Question, ReusePlan, Span, make_plan
 from semkv_rag.reuse.question import LEAST, MOST, find_question
@@ -50,7 +50,7 @@ def test_only_where_the_selector_looks_at_it() -> None:
     assert plan(PROMPT, selector="kv_deviation").question is None
     for ratio in (0.0, 1.0):
         assert plan(PROMPT, selector="query_attention", ratio=ratio).question is None
-    for selector in QUERY_AWARE:
+    for selector in ("sensitivity_attention", "query_attention"):
         asking = plan(PROMPT, selector=selector)
         assert asking.question == Question(tuple(PROMPT[-MOST:]), 310)
 

@@ -65,7 +65,7 @@ class SemKVIndex(DocumentIndex):
         ]
         by_id = {str(document.id): document for document in documents}
         texts = {id_: [as_prompted(one, self.document_prompt)] for id_, one in by_id.items()}
-        # A document alone has no neighbour, and who is similar may not hang on what comes together.
+        # A document alone has no neighbour.
         result = store(
             self._model, texts, namespace=self.namespace, head=self.head, context=DEFAULT_CONTEXT
         )

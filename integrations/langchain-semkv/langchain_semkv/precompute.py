@@ -37,8 +37,7 @@ class SemKVPrecompute(BaseDocumentTransformer):
         prompt: the chain's prompt: the head is what the model sees of it before the documents.
         document_variable: the name in `prompt` of what the documents are put in for.
         context: what stands to a chunk's left while it is computed, a variant of it for each: `head`,
-            `left` (the document before it of the same source) or `similar` (the one most like it among
-            those of one call); see the same page.
+            or `left` (the document before it of the same source); see the same page.
         document_prompt: how the chain writes a document into its prompt, when it writes more than
             its text: the `document_prompt` of `create_stuff_documents_chain`.
         source_key: the metadata's key that names a document's source.

@@ -124,7 +124,7 @@ def test_a_preset_and_what_stands_above_it(model: type) -> None:
     llm = model(model="m", preset="fast", ratio=0.4, question_tokens=12)
     of_both = {"preset": "fast", "ratio": 0.4, "question_tokens": 12}
     assert llm._reuse_options({}) == of_both
-    assert llm._reuse_options({"selector": "random"}) == of_both | {"selector": "random"}
+    assert llm._reuse_options({"selector": "chunk_head"}) == of_both | {"selector": "chunk_head"}
     # A call's preset is the whole of it: the object's ratio belongs to what it takes the place of.
     exact = {"preset": "exact", "question_tokens": 12}
     assert llm._reuse_options({"preset": "exact"}) == exact

@@ -67,9 +67,9 @@ class _Gate:
     def __init__(
         self, blend_pass: BlendPass, vocabulary: int, block_ids: list[int], tolerance: float
     ) -> None:
-        self._pass, self._model = blend_pass, blend_pass.model
+        self._pass, self._model = blend_pass, blend_pass.setting.model
         self._block_ids = block_ids
-        self._blocks = torch.tensor(block_ids, device=blend_pass.model.paged.device)
+        self._blocks = torch.tensor(block_ids, device=self._model.paged.device)
         self._tolerance = tolerance
         self.largest_error = 0.0
         count = HEAD_TOKENS + CHUNK_TOKENS + QUESTION_TOKENS
@@ -102,7 +102,7 @@ class _Gate:
         in_place, plain = self._computed(self._tokens, 0)
         rows = slice(HEAD_TOKENS, self._covered)
         right = _MemorySource([(k[rows], v[rows]) for k, v in in_place])
-        whole = self._pass.piece_tokens
+        whole = self._pass.setting.piece_tokens
         for options, piece_tokens, what in (
             (ReuseOptions(ratio=1.0), whole, "recomputes everything"),
             (ReuseOptions(ratio=1 / 3), whole, "reuses right KV"),
@@ -114,11 +114,11 @@ class _Gate:
             span = Span("gate", 0, HEAD_TOKENS, CHUNK_TOKENS, base=HEAD_TOKENS)
             plan = ReusePlan((span,), self._covered, options).asking(self._tokens)
             task = BlendTask("gate", plan, self._tokens[: self._covered], self._block_ids, 0)
-            self._pass.piece_tokens = piece_tokens
+            self._pass.setting.piece_tokens = piece_tokens
             try:
                 self._pass.run(task, {"gate": right})
             finally:
-                self._pass.piece_tokens = whole
+                self._pass.setting.piece_tokens = whole
             positions = torch.arange(self._covered, len(self._tokens), device=self._blocks.device)
             hidden = self._model.forward(self._tokens[self._covered :], self._blocks, positions)
             if not self._close(hidden.reshape(QUESTION_TOKENS, -1), plain[self._covered :]):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,24 +17,12 @@ from torch import Tensor
 from semkv_rag.connector.messages import BlendStats, BlendTask
 from semkv_rag.connector.threads import pool_beside_model
 from semkv_rag.connector.worker.blend.blend_run import BlendRun
+from semkv_rag.connector.worker.blend.setting import BlendSetting, Picked
 from semkv_rag.connector.worker.blend.span_loader import KVSource
 from semkv_rag.connector.worker.model.block_layout import BlockLayout
 from semkv_rag.connector.worker.model.eager import EagerModel
 
 REMEMBERED_PLANS = 4096
-
-
-@dataclass(frozen=True, eq=False)
-class Picked:
-    """What was picked for a plan and a prompt.
-
-    Attributes:
-        rows: one tensor, or, where fewer go on from layer to layer, one for each.
-        risk: the loss that was expected of it, if the selector tells.
-    """
-
-    rows: list[Tensor]
-    risk: float | None
 
 
 class BlendPass:
@@ -56,18 +43,15 @@ class BlendPass:
         layouts: Sequence[BlockLayout],
         total: Callable[[Tensor], Tensor] = lambda scores: scores,
     ) -> None:
-        self.model = model
-        self.piece_tokens = piece_tokens
-        self.layouts = layouts
-        self.total = total
-        self.loading = pool_beside_model(1, "semkv-load")
+        loading = pool_beside_model(1, "semkv-load")
+        self.setting = BlendSetting(model, piece_tokens, layouts, total, loading)
         # The positions that were picked, by plan and prompt. When vLLM finds the first blocks of a plan
         # in its prefix cache, only the others are blended, and they must be the ones of the first time:
         # else an answer would depend on what happened to be cached.
         self.picked: OrderedDict[bytes, Picked] = OrderedDict()
 
     def close(self) -> None:
-        self.loading.shutdown(wait=False, cancel_futures=True)
+        self.setting.loading.shutdown(wait=False, cancel_futures=True)
 
     @torch.inference_mode()
     def run(self, task: BlendTask, sources: Mapping[str, KVSource]) -> BlendStats:
@@ -78,13 +62,12 @@ class BlendPass:
                 then undefined, and `prefill` makes them right.
         """
         began = time.perf_counter()
-        run = BlendRun(self, task, sources)
-        try:
-            run.blend()
-        finally:
-            run.close()
-        self._remember(task, run.picked, run.risk)
-        computed = run.computed_rows / (len(self.model.layers) * len(run.positions))
+        run = BlendRun(self.setting, task, sources, self._recall(task))
+        run.blend()
+        if run.picked is not None:
+            self._remember(task, Picked(run.picked, run.risk))
+        layers = len(self.setting.model.layers)
+        computed = run.computed_rows / (layers * len(run.rows.positions))
         return BlendStats(
             recomputed=run.recomputed,
             charged_ratio=computed,
@@ -97,26 +80,27 @@ class BlendPass:
     @torch.inference_mode()
     def prefill(self, task: BlendTask) -> None:
         """Compute all of a task's tokens, as plain vLLM does, in pieces of its own batch size."""
-        device = self.model.paged.device
+        model, most = self.setting.model, self.setting.piece_tokens
+        device = model.paged.device
         blocks = torch.tensor(task.block_ids, device=device)
-        for begin in range(task.start, task.plan.covered, self.piece_tokens):
-            end = min(begin + self.piece_tokens, task.plan.covered)
+        for begin in range(task.start, task.plan.covered, most):
+            end = min(begin + most, task.plan.covered)
             positions = torch.arange(begin, end, device=device)
-            self.model.fill(task.tokens[begin:end], blocks, positions)
+            model.fill(task.tokens[begin:end], blocks, positions)
 
-    def recall(self, task: BlendTask) -> Picked | None:
-        """The rows, counted from the task's start, that were picked the first time, or None."""
+    def _recall(self, task: BlendTask) -> Picked | None:
+        """What was picked the first time, the rows counted from the task's start, or None."""
         picked = self.picked.get(task.key())
         if picked is None:
             return None
         self.picked.move_to_end(task.key())
-        rows = [level[level >= task.start] - task.start for level in picked.rows]
+        rows = picked.rows[picked.rows >= task.start] - task.start
         return Picked(rows, picked.risk)
 
-    def _remember(self, task: BlendTask, picked: Sequence[Tensor], risk: float | None) -> None:
-        """Keep the rows that a look at the KV picked, if it was out of all of the plan's tokens."""
+    def _remember(self, task: BlendTask, picked: Picked) -> None:
+        """Keep what a look at the KV picked, if it was out of all of the plan's tokens."""
         first = task.plan.first_inexact
-        if picked and (first is None or task.start <= first):
-            self.picked[task.key()] = Picked([rows + task.start for rows in picked], risk)
+        if first is None or task.start <= first:
+            self.picked[task.key()] = Picked(picked.rows + task.start, picked.risk)
             while len(self.picked) > REMEMBERED_PLANS:
                 self.picked.popitem(last=False)

@@ -1,9 +1,9 @@
-"""A pass of some tokens of a request over its stored KV, to see which others they attend to.
+"""The question's pass over a request's stored KV, to see which tokens it attends to.
 
-Above all the question's: it and the fresh text are run through the model as though nothing were
+The question and the fresh text are run through the model as though nothing were
 recomputed. Hooks before each decoder layer write the stored KV that its attention will read, and the
 attention weights are computed beside vLLM's attention, from the queries that it is given. No other
-reused token is computed. What the question finds may look again in a second pass.
+reused token is computed.
 
 The question stands behind the plan's tokens, where the scheduler may not have given blocks yet: its KV
 goes to borrowed blocks, which are put back. What stays in the cache is the stored KV of all layers, as a
@@ -75,19 +75,6 @@ def question_asks(
     return Asking(
         tokens, fresh[fresh < begin], positions, *_view(positions, candidates), overlap=begin
     )
-
-
-def picked_ask(prompt: Sequence[int], candidates: Tensor, picked: Tensor) -> Asking:
-    """Candidates that were picked look at the others.
-
-    Args:
-        prompt: the covered tokens.
-        candidates: positions, [candidates], int64, ascending.
-        picked: which of them, [picked], int64, ascending. They will be computed once more in the
-            blend, so what they leave in the cache does no harm.
-    """
-    positions = candidates[picked]
-    return Asking(prompt, positions[:0], positions, *_view(positions, candidates))
 
 
 def _view(positions: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:

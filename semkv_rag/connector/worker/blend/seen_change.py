@@ -5,13 +5,15 @@ Whole blocks have to be copied to read some tokens of them, so only some layers 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from semkv_rag.blend import LOOKED_AT, sensitivity_of
 from semkv_rag.connector.worker.model.block_layout import BlockLayout
+from semkv_rag.connector.worker.model.model_view import Layer
 from semkv_rag.connector.worker.model.paged import PagedKV
 
 
@@ -50,7 +52,20 @@ class SeenChange:
         self.expected = (attention * sensitivity)[LOOKED_AT].sum()
         self._looked_at = frozenset(range(len(layouts))[LOOKED_AT])
 
-    def before(self, index: int) -> None:
+    @contextlib.contextmanager
+    def watching(self, layers: Sequence[Layer]) -> Iterator[None]:
+        """Look at forwards inside the block; `see` has to be called with what they compute."""
+        hooks = [
+            layer.decoder.register_forward_pre_hook(lambda *_, index=index: self._before(index))
+            for index, layer in enumerate(layers)
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _before(self, index: int) -> None:
         """Read what layer `index` has stored, before the layer writes over it."""
         if index not in self._looked_at:
             return
@@ -59,7 +74,7 @@ class SeenChange:
         codes = self._paged.codes(cache, self._paged.copy_blocks([cache], self._blocks))
         self._stored = layout.unpack_values(codes)[self._rows].to(self._positions.device)
 
-    def see(self, index: int, positions: Tensor, values: Tensor) -> None:
+    def see(self, positions: Tensor, index: int, keys: Tensor, values: Tensor) -> None:
         """Take in the fresh V of a layer.
 
         Args:

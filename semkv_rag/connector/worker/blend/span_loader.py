@@ -47,6 +47,7 @@ class SpanLoader:
         first: the first layer that will be asked for; its reading begins at once.
 
     Attributes:
+        first: as given.
         waited_ms: the time `layer` had to wait.
     """
 
@@ -59,6 +60,7 @@ class SpanLoader:
         thread: ThreadPoolExecutor,
         first: int,
     ) -> None:
+        self.first = first
         self.waited_ms = 0.0
         self._spans, self._sources, self._layers = spans, sources, layers
         self._device, self._thread = device, thread

@@ -75,15 +75,18 @@ class EagerModel:
         blocks: Tensor,
         positions: Tensor,
         see: Callable[[int, Tensor, Tensor], None] | None = None,
+        until: int | None = None,
     ) -> None:
-        """As `forward`, but stopped in the last layer once its KV is written: nobody reads more.
+        """As `forward`, but stopped in a layer once its KV is written: nobody reads more.
 
         Args:
             see: called with each layer's index and its fresh K and V, [tokens, kv_heads, head_dim].
+            until: that layer; the last one when left out.
         """
+        end = len(self.layers) - 1 if until is None else until
 
         def handler(index: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-            last = index == len(self.layers) - 1
+            last = index == end
             if see is None and not last:
                 return
             keys, values = self.as_heads(index, keys, values)

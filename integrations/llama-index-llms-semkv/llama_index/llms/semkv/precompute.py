@@ -58,7 +58,7 @@ class KVPrecompute(TransformComponent):
         default=DEFAULT_CONTEXT,
         min_length=1,
         description="What stands to a node's left while it is computed, a variant of it for each: head,"
-        " left (the node before it of its document), similar (the one most like it in the same run).",
+        " left (the node before it of its document).",
     )
 
     _window: Window | None = PrivateAttr(default=None)

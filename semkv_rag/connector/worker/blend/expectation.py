@@ -1,0 +1,77 @@
+"""How far a blend is expected to be from full prefill, from what is seen of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from semkv_rag.blend import SAMPLED, expected_loss, left_share, needed, pick
+from semkv_rag.connector.worker.blend.rows import BlendRows
+from semkv_rag.connector.worker.blend.seen_change import SeenChange
+
+
+class Expectation:
+    """Of one blend whose selector weighs attention by sensitivity.
+
+    Args:
+        attention: what the question gives each candidate, [layers, candidates].
+        sensitivity: [layers, candidates]; None where no chunk has it stored.
+    """
+
+    def __init__(
+        self,
+        attention: Tensor,
+        sensitivity: Tensor | None,
+        total: Callable[[Tensor], Tensor],
+    ) -> None:
+        self._attention, self._sensitivity, self._total = attention, sensitivity, total
+        self._weighed = (
+            torch.zeros(attention.shape[1])
+            if sensitivity is None
+            else (attention * sensitivity)[1:].sum(0)
+        )
+        self.seen: SeenChange | None = None
+        self._change: float | None = None
+
+    def watch(
+        self, make: Callable[..., SeenChange], rows: BlendRows, scores: Tensor, picked: Tensor
+    ) -> None:
+        """Have the change of those of the picked candidates seen that count most.
+
+        Args:
+            make: makes a `SeenChange` of positions, attention and sensitivity.
+            scores: of all candidates.
+            picked: which of them, [picked], int64, ascending.
+        """
+        if self._sensitivity is None or not len(picked):
+            return
+        sample = picked[pick(scores[picked], SAMPLED)]
+        self.seen = make(
+            rows.positions[rows.candidates[sample]],
+            self._attention[:, sample],
+            self._sensitivity[:, sample],
+        )
+
+    def take(self) -> None:
+        """End the watch, over all ranks."""
+        if self.seen is None:
+            return
+        both = torch.stack((self.seen.changed, self.seen.expected))
+        changed, expected = self._total(both).tolist()
+        self._change = changed / expected if expected > 0 else 0.0
+        self.seen = None
+
+    def loss(self, picked: Tensor) -> float | None:
+        """Nats a token; None where nothing was seen."""
+        if self._change is None:
+            return None
+        return expected_loss(left_share(self._weighed, picked), self._change)
+
+    def pick_for(self, promise: float, scores: Tensor) -> Tensor:
+        """The candidates that have to be computed for `promise`; all where that cannot be told."""
+        count = len(scores)
+        if self._change is not None:
+            count = needed(self._weighed, scores, self._change, promise)
+        return pick(scores, count)

@@ -1,0 +1,33 @@
+"""Selectors of a user's own, registered as a user would: one by chance, one that needs every pass."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from semkv_rag.blend import Candidates, Selector, register_selector
+from semkv_rag.blend.selectors import QueryAttention
+
+
+class ByChance(Selector):
+    """The same tokens for the same plan."""
+
+    def scores(self, candidates: Candidates) -> Tensor:
+        generator = torch.Generator().manual_seed(candidates.seed)
+        return torch.rand(len(candidates.rank_in_span), generator=generator)
+
+
+class DeviationTimesAttention(QueryAttention):
+    """What differs and is asked for: the product of both scores."""
+
+    needs_check_layer = True
+
+    def scores(self, candidates: Candidates) -> Tensor:
+        assert candidates.deviation is not None
+        return candidates.deviation * super().scores(candidates)
+
+
+def register() -> None:
+    """In this process, and in the engines that it starts afterwards."""
+    register_selector("by_chance", ByChance)
+    register_selector("deviation_x_attention", DeviationTimesAttention)
