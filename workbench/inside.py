@@ -16,7 +16,7 @@ T = TypeVar("T")
 def inside(engine: Engine, function: Callable[[Any], T]) -> T:
     """What `function` returns of the worker, called in the worker's process."""
     assert engine._llm is not None
-    answers: list[T] = engine._call(engine._llm.collective_rpc(function))
+    answers: list[T] = engine._loop.call(engine._llm.collective_rpc(function))
     return answers[0]
 
 

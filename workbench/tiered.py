@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from semkv_rag.engine import Engine
-from semkv_rag.engine.prompt_lookup import Tiering
+from semkv_rag.engine.prompt_lookup import PromptLookup
 from semkv_rag.prompt_cache import Cascade, Encoder, TierOptions
 from workbench.word_bags import WORDS
 
@@ -16,15 +16,15 @@ def tiered(
     engine: Engine,
     options: TierOptions | None = None,
     encoders: Mapping[str, Encoder] | None = None,
-) -> Iterator[Tiering]:
+) -> Iterator[PromptLookup]:
     """Have the engine ask the tiers inside the block; with bags of words as semantic vectors."""
     assert engine.store is not None and engine._capturer is not None and engine._llm is not None
     layers = {"semantic": WORDS} if encoders is None else encoders
     cascade = Cascade(engine.store, engine.fingerprint, options, layers)
-    tiering = Tiering(cascade, engine._capturer, engine._llm)
-    engine._llm.tiering = tiering
+    tiering = PromptLookup(cascade, engine._capturer, engine._llm)
+    engine._llm.prompt_lookup = tiering
     try:
         yield tiering
     finally:
-        engine._llm.tiering = None
+        engine._llm.prompt_lookup = None
         tiering.close()

@@ -53,14 +53,14 @@ def plain(engine: Engine, prompt: Any) -> Completion:
 
 def settle(engine: Engine) -> None:
     """Wait until all that was computed is stored."""
-    assert engine._llm is not None and engine._llm.tiering is not None
-    engine._llm.tiering.settle()
+    assert engine._llm is not None and engine._llm.prompt_lookup is not None
+    engine._llm.prompt_lookup.settle()
 
 
 def forget_features(engine: Engine) -> None:
     """Empty vLLM's own cache of images' features, as if the process were new."""
     assert engine._llm is not None
-    engine._call(engine._llm.reset_encoder_cache())
+    engine._loop.call(engine._llm.reset_encoder_cache())
 
 
 def count_tower(engine: Engine) -> None:

@@ -81,8 +81,6 @@ class Capturing:
         tickets: the engine's.
         items: the chunks.
         in_flight: chunks that are computed or being written at a time.
-        abandon: asked all the while; once it says so, what is under way is dropped and the
-            iteration ends.
     """
 
     def __init__(
@@ -91,19 +89,17 @@ class Capturing:
         tickets: Tickets,
         items: Iterable[CaptureItem],
         in_flight: int,
-        abandon: Callable[[], bool] = lambda: False,
     ) -> None:
         self._prefill = prefill
         self._tickets = tickets
         self._items = iter(items)
         self._in_flight = in_flight
-        self._abandon = abandon
         self._pending: dict[str, _Pending] = {}
 
     def __iter__(self) -> Iterator[CaptureResult]:
         exhausted = False
         try:
-            while not self._abandon():
+            while True:
                 while not exhausted and len(self._pending) < self._in_flight:
                     item = next(self._items, None)
                     if item is None:

@@ -27,7 +27,6 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
-from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.renderers.hf import resolve_chat_template
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -36,6 +35,7 @@ from semkv_rag.config import ReuseOptions
 from semkv_rag.engine.caller import CALLER, Caller
 from semkv_rag.engine.client import ReportingLLM
 from semkv_rag.engine.forced_tools import configure_tools
+from semkv_rag.engine.launch import takes_images
 from semkv_rag.engine.streamed import with_report
 from semkv_rag.errors import EngineError, OptionError, SemKVError
 from semkv_rag.wire import PARAMS_KEY, TRANSFER_FIELD
@@ -79,14 +79,6 @@ class ChatSettings:
         return has_chat_template(tokenizer, self.args.chat_template, self._model_config)
 
 
-def takes_images(config: ModelConfig) -> bool:
-    """Whether a model's messages may hold images."""
-    if not config.is_multimodal_model:
-        return False
-    limits = MULTIMODAL_REGISTRY.get_processing_info(config).allowed_mm_limits
-    return bool(limits.get("image", 0))
-
-
 def has_chat_template(tokenizer: Any, given: str | None, config: ModelConfig) -> bool:
     """Whether there is a chat template: a given one, or one that comes with the model."""
     if given is not None or not hasattr(tokenizer, "get_chat_template"):
@@ -95,19 +87,24 @@ def has_chat_template(tokenizer: Any, given: str | None, config: ModelConfig) ->
 
 
 class ChatService:
-    """vLLM's serving classes over a running engine. All of it runs in the engine's loop."""
+    """vLLM's serving classes over a running engine. All of it runs in the engine's loop.
 
-    def __init__(self, state: State, model: str) -> None:
-        self._chat = state.openai_serving_chat
-        self._completion = state.openai_serving_completion
-        self._model = model
+    The classes are made when they are first needed, which takes some tenths of a second.
+    """
 
-    @classmethod
-    async def start(cls, llm: ReportingLLM, settings: ChatSettings) -> ChatService:
-        """Make the serving classes; takes some tenths of a second."""
-        state = State()
-        await init_app_state(llm, state, settings.args, await llm.get_supported_tasks())
-        return cls(state, settings.args.model)
+    def __init__(self, llm: ReportingLLM, settings: ChatSettings) -> None:
+        self._llm, self._settings = llm, settings
+        self._made: State | None = None
+        self._making = asyncio.Lock()
+
+    async def _state(self) -> State:
+        async with self._making:
+            if self._made is None:
+                state = State()
+                tasks = await self._llm.get_supported_tasks()
+                await init_app_state(self._llm, state, self._settings.args, tasks)
+                self._made = state
+            return self._made
 
     async def answer(
         self,
@@ -176,16 +173,17 @@ class ChatService:
             {
                 **fields,
                 **own,
-                "model": self._model,
+                "model": self._settings.args.model,
                 TRANSFER_FIELD: {PARAMS_KEY: reuse.to_mapping()},
             }
         )
 
     async def _create(self, request: Any) -> Any:
+        state = await self._state()
         if isinstance(request, CompletionRequest):
-            response = await self._completion.create_completion(request)
+            response = await state.openai_serving_completion.create_completion(request)
         else:
-            response = await self._chat.create_chat_completion(request)
+            response = await state.openai_serving_chat.create_chat_completion(request)
         if isinstance(response, ErrorResponse):
             raise _fault(response.error.model_dump())
         return response

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vllm import RequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
@@ -31,13 +31,11 @@ from semkv_rag.engine.caller import (
     wishes_of,
 )
 from semkv_rag.engine.image_inputs import keep_images
+from semkv_rag.engine.looked_up import LooksUp
 from semkv_rag.engine.turns import Turns
 from semkv_rag.errors import OptionError
 from semkv_rag.report import ReuseReport
 from semkv_rag.wire import CAPTURED_KEY, PARAMS_KEY, TRANSFER_FIELD
-
-if TYPE_CHECKING:
-    from semkv_rag.engine.prompt_lookup import Tiering
 
 ENDING_S = 30.0
 """How long the engine's process may take to end. vLLM's 5 s are not enough on a busy machine, and what is
@@ -57,7 +55,7 @@ class ReportingLLM(AsyncLLM):
     Attributes:
         active: requests under way, captures not counted.
         quiet_since: when the last of them ended, in seconds of `time.monotonic`.
-        tiering: the tiers over whole prompts, or None.
+        prompt_lookup: looks requests up in the prompt cache, or None.
         turns: what a namespace's callers may have in the engine at a time; None is no limit.
         ended: whether vLLM's engine was told to end; what is asked of it then is never answered.
     """
@@ -65,7 +63,7 @@ class ReportingLLM(AsyncLLM):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.active = 0
         self.quiet_since = time.monotonic()
-        self.tiering: Tiering | None = None
+        self.prompt_lookup: LooksUp | None = None
         self.turns: Turns | None = None
         self.ended = False
         self._of_namespace: Counter[str] = Counter()
@@ -127,20 +125,22 @@ class ReportingLLM(AsyncLLM):
         self.active += counted
         self._of_namespace[namespace] += 1
         began = time.perf_counter()
-        tiering = self.tiering if counted else None
-        tiered = None
+        lookup = self.prompt_lookup if counted else None
+        looked_up = None
         report: ReuseReport | None = None
         captured = False
         try:
-            if tiering is not None:
-                tiered = await tiering.begin(prompt, sampling_params)
-            if tiered is not None:
-                prompt, sampling_params = tiered.prompt, tiered.params
+            if lookup is not None:
+                looked_up = await lookup.begin(prompt, sampling_params)
+            if looked_up is not None:
+                prompt, sampling_params = looked_up.prompt, looked_up.params
             async for output in super().generate(prompt, sampling_params, request_id, **options):
                 if (params := output.kv_transfer_params) is not None:
                     captured = params.pop(CAPTURED_KEY, False)
-                    if tiered is not None and PARAMS_KEY in params:
-                        report = tiered.told(ReuseReport.from_mapping(params[PARAMS_KEY]))
+                    if looked_up is not None and PARAMS_KEY in params:
+                        report = looked_up.with_outcome(
+                            ReuseReport.from_mapping(params[PARAMS_KEY])
+                        )
                         params[PARAMS_KEY] = report.to_mapping()
                     if caller is not None:
                         caller.report = params
@@ -150,9 +150,9 @@ class ReportingLLM(AsyncLLM):
                 raise error.__cause__ from None
             raise
         finally:
-            if tiering is not None and tiered is not None:
+            if lookup is not None and looked_up is not None:
                 latency_s = time.perf_counter() - began
-                tiering.end(tiered, request_id, report, latency_s=latency_s, captured=captured)
+                lookup.end(looked_up, request_id, report, latency_s=latency_s, captured=captured)
             self._of_namespace[namespace] -= 1
             if not self._of_namespace[namespace]:
                 del self._of_namespace[namespace]
@@ -166,8 +166,8 @@ class ReportingLLM(AsyncLLM):
         vLLM's server calls this from a thread when it is told to end. Not to be called from the loop's
         own thread while there are tiers that are not closed.
         """
-        if self.tiering is not None:
-            self.tiering.close()
+        if self.prompt_lookup is not None:
+            self.prompt_lookup.close()
         self.ended = True
         super().shutdown(timeout=ENDING_S if timeout is None else timeout)
 

@@ -9,9 +9,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import itertools
-import sys
-import threading
-import time
 import weakref
 from collections.abc import (
     AsyncGenerator,
@@ -23,42 +20,37 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from concurrent.futures import Future
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
-
-from vllm import SamplingParams
-from vllm.exceptions import VLLMClientError
-from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-from vllm.v1.engine.exceptions import EngineDeadError
+from typing import Any
 
 from semkv_rag.closing import Closing
 from semkv_rag.config import ReuseOptions
-from semkv_rag.connector.cores import cores_of_its_own
 from semkv_rag.connector.fingerprint import config_fingerprint
-from semkv_rag.connector.messages import GateReport
 from semkv_rag.corpus.capture import CaptureItem, CaptureResult
+from semkv_rag.engine.asking import Prompt, parts, sampling_params
 from semkv_rag.engine.bridge import Stream, stream_async
 from semkv_rag.engine.chat import ChatService, ChatSettings
 from semkv_rag.engine.client import ReportingLLM
 from semkv_rag.engine.completion import Completion, join
-from semkv_rag.engine.launch import ask_gate, kv_bytes_per_token, resolve, transfer_config
-from semkv_rag.engine.llm_capturer import LLMCapturer
-from semkv_rag.engine.prompt_lookup import Tiering
+from semkv_rag.engine.launch import (
+    engine_arguments,
+    kv_bytes_per_token,
+    resolve,
+    transfer_config,
+)
+from semkv_rag.engine.loop import EngineLoop
+from semkv_rag.engine.prompt_lookup import PromptLookup
 from semkv_rag.engine.scoring import Scored, rendered, score
-from semkv_rag.errors import EngineError, OptionError
+from semkv_rag.engine.startup import Started, start
+from semkv_rag.errors import EngineError, OptionError, SemKVError
 from semkv_rag.model_name import check_model
-from semkv_rag.prompt_cache import Cascade, Encoder, TierOptions
+from semkv_rag.prompt_cache import Encoder, TierOptions
 from semkv_rag.report import ReuseReport
 from semkv_rag.store import KVStore
-from semkv_rag.wire import PARAMS_KEY, TRANSFER_FIELD
+from semkv_rag.wire import PARAMS_KEY
 
-T = TypeVar("T")
-
-Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-"""Text, tokens, or vLLM's dictionary of a prompt, such as `{"prompt": …, "multi_modal_data": …}`."""
+CAPTURES_IN_FLIGHT = 32
 
 
 class Engine(Closing):
@@ -85,8 +77,6 @@ class Engine(Closing):
         gate: whether this model is served with reuse, and if not, why.
         store: the store, or None.
         reuse: as given.
-        supports_tools: whether the model's own tool calls are understood, by `chat_args`.
-        supports_images: whether messages may hold images.
 
     Raises:
         OptionError: an option cannot be used.
@@ -112,70 +102,52 @@ class Engine(Closing):
         check_model(model, engine_args.get("download_dir"))
         self.model = model
         self.reuse = reuse or ReuseOptions()
-        # What the fingerprint stands for, for people who look into the store.
-        settings = {name: str(value) for name, value in engine_args.items()}
-        self._description = {"model": model, **settings}
-        self.store = None if store is None else KVStore(Path(store), index_url=index_url)
-        transfer = None
-        if self.store is not None:
-            transfer = transfer_config(
-                self.store.root, index_url=index_url, reuse=self.reuse, request_namespace=True
-            )
-        try:
-            config, obstacle = resolve(model, engine_args, transfer)
-            self.fingerprint = config_fingerprint(config)
-            self._connected = obstacle is None
-            self._chat_settings = ChatSettings(config, model, chat_args or {})
-            self._ids = itertools.count()
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(
-                target=self._loop.run_forever, name="semkv-engine", daemon=True
-            )
-            self._thread.start()
-        except BaseException:
-            if self.store is not None:
-                self.store.close()
-            raise
         self._llm: ReportingLLM | None = None
-        self._capturer: LLMCapturer | None = None
-        self._service: ChatService | None = None
-        self._service_lock = asyncio.Lock()
+        self._ids = itertools.count()
+        self.store = None if store is None else KVStore(Path(store), index_url=index_url)
+        self._loop = EngineLoop()
         try:
-            self._llm = self._call(self._start(config))
-            self.gate = (
-                self._call(ask_gate(self._llm)) if obstacle is None else GateReport(False, obstacle)
+            transfer = None
+            if self.store is not None:
+                transfer = transfer_config(
+                    self.store.root, index_url=index_url, reuse=self.reuse, request_namespace=True
+                )
+            config, obstacle = resolve(engine_arguments(model, engine_args), transfer)
+            self._chat_settings = ChatSettings(config, model, chat_args or {})
+            started = self._start(
+                start(
+                    config,
+                    obstacle,
+                    store=self.store,
+                    description={"model": model, **{k: str(v) for k, v in engine_args.items()}},
+                    tiers=tiers,
+                    encoders=encoders,
+                    in_flight=CAPTURES_IN_FLIGHT,
+                    disable_log_stats=True,
+                )
             )
-        except BaseException as error:
+        except BaseException:
             self.close()
-            if isinstance(error, Exception):
-                raise EngineError(f"vLLM did not start: {error}") from error
             raise
+        self._llm, self.gate, self._capturer = started.llm, started.gate, started.capturer
+        self._connected = obstacle is None
+        self._service = ChatService(self._llm, self._chat_settings)
+        self.fingerprint = config_fingerprint(config)
         self.tokenizer = self._llm.get_tokenizer()
         self.max_model_len: int = config.model_config.max_model_len
         self.kv_bytes_per_token = kv_bytes_per_token(config)
-        self.supports_tools = self._chat_settings.supports_tools
-        self.supports_images = self._chat_settings.supports_images
-        if self.store is not None:
-            self._capturer = LLMCapturer(
-                self._llm,
-                self._loop,
-                store=self.store,
-                fingerprint=self.fingerprint,
-                description=self._description,
-                gate=self.gate,
-            )
-            if self.gate.servable and tiers is not None:
-                try:
-                    cascade = Cascade(self.store, self.fingerprint, tiers, encoders)
-                    cascade.load()
-                except BaseException:
-                    self.close()
-                    raise
-                self._llm.tiering = Tiering(cascade, self._capturer, self._llm)
         # At exit the engine process must end before the interpreter takes our thread away.
         reference = weakref.ref(self)
         self._at_exit: Callable[[], None] = lambda: _close(reference)
         atexit.register(self._at_exit)
+
+    def _start(self, starting: Coroutine[Any, Any, Started]) -> Started:
+        try:
+            return self._loop.call(starting)
+        except SemKVError:
+            raise
+        except Exception as error:
+            raise EngineError(f"vLLM did not start: {error}") from error
 
     # ---- answering -------------------------------------------------------------------------
 
@@ -207,13 +179,13 @@ class Engine(Closing):
         reuse: ReuseOptions | None = None,
     ) -> list[Completion]:
         """Answer many prompts side by side; as `generate`, in the prompts' order."""
-        params = self._params(sampling, reuse)
+        params = sampling_params(sampling, reuse or self.reuse)
 
         async def all_of_them() -> list[Completion]:
             answers = [self._answer(prompt, params.clone()) for prompt in prompts]
             return list(await asyncio.gather(*answers))
 
-        return self._call(all_of_them())
+        return self._loop.call(all_of_them())
 
     async def agenerate(
         self,
@@ -223,8 +195,8 @@ class Engine(Closing):
         reuse: ReuseOptions | None = None,
     ) -> Completion:
         """As `generate`, for an event loop; cancelling it aborts the request."""
-        params = self._params(sampling, reuse)
-        return await asyncio.wrap_future(self._submit(self._answer(prompt, params)))
+        params = sampling_params(sampling, reuse or self.reuse)
+        return await asyncio.wrap_future(self._loop.submit(self._answer(prompt, params)))
 
     def stream(
         self,
@@ -234,7 +206,8 @@ class Engine(Closing):
         reuse: ReuseOptions | None = None,
     ) -> Iterator[Completion]:
         """As `generate`, part by part. Closing the iterator aborts the request."""
-        return Stream(self._submit, self._parts(prompt, self._params(sampling, reuse)))
+        params = sampling_params(sampling, reuse or self.reuse)
+        return Stream(self._loop.submit, self._parts(prompt, params))
 
     def astream(
         self,
@@ -244,12 +217,13 @@ class Engine(Closing):
         reuse: ReuseOptions | None = None,
     ) -> AsyncIterator[Completion]:
         """As `stream`, for an event loop."""
-        return stream_async(self._submit, self._parts(prompt, self._params(sampling, reuse)))
+        params = sampling_params(sampling, reuse or self.reuse)
+        return stream_async(self._loop.submit, self._parts(prompt, params))
 
     @property
     def has_tiers(self) -> bool:
         """Whether whole prompts are looked up before they are answered."""
-        return self._llm is not None and self._llm.tiering is not None
+        return self._llm is not None and self._llm.prompt_lookup is not None
 
     def score(
         self,
@@ -277,11 +251,10 @@ class Engine(Closing):
             OptionError: an option or the length cannot be used.
             EngineError: the engine stopped.
         """
-        if self._llm is None:
-            raise EngineError("the engine is closed")
-        request_id = f"semkv-{next(self._ids)}"
-        wishes = self._transfer(reuse)
-        return self._call(score(self._llm, request_id, prompt, answer, top, wishes))
+        wishes = {PARAMS_KEY: (reuse or self.reuse).to_mapping()}
+        return self._loop.call(
+            score(self._running(), self._request_id(), prompt, answer, top, wishes)
+        )
 
     def tokens_of(self, prompt: str | Sequence[Mapping[str, Any]]) -> list[int]:
         """The tokens that a request with this prompt has.
@@ -306,9 +279,8 @@ class Engine(Closing):
         return str(made.get("prompt") or self.tokenizer.decode(made["prompt_token_ids"]))
 
     def _rendered(self, prompt: str | Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        if self._llm is None:
-            raise EngineError("the engine is closed")
-        return self._call(rendered(self._llm, prompt, self._chat_settings.args.chat_template))
+        template = self._chat_settings.args.chat_template
+        return self._loop.call(rendered(self._running(), prompt, template))
 
     # ---- answering as OpenAI's API ---------------------------------------------------------
 
@@ -334,7 +306,7 @@ class Engine(Closing):
             OptionError: a field or the prompt's length cannot be used.
             EngineError: the engine stopped.
         """
-        return self._call(self._respond(prompt, fields, reuse))
+        return self._loop.call(self._service.answer(prompt, fields or {}, reuse or self.reuse))
 
     async def arespond(
         self,
@@ -344,7 +316,8 @@ class Engine(Closing):
         reuse: ReuseOptions | None = None,
     ) -> dict[str, Any]:
         """As `respond`, for an event loop; cancelling it aborts the request."""
-        return await asyncio.wrap_future(self._submit(self._respond(prompt, fields, reuse)))
+        answering = self._service.answer(prompt, fields or {}, reuse or self.reuse)
+        return await asyncio.wrap_future(self._loop.submit(answering))
 
     def respond_stream(
         self,
@@ -357,7 +330,8 @@ class Engine(Closing):
 
         The request is checked before this returns. Closing the stream aborts it.
         """
-        return Stream(self._submit, self._call(self._open(prompt, fields, reuse)))
+        opening = self._service.open(prompt, fields or {}, reuse or self.reuse)
+        return Stream(self._loop.submit, self._loop.call(opening))
 
     async def arespond_stream(
         self,
@@ -367,53 +341,28 @@ class Engine(Closing):
         reuse: ReuseOptions | None = None,
     ) -> AsyncGenerator[dict[str, Any], None]:
         """As `respond_stream`, for an event loop."""
-        chunks = await asyncio.wrap_future(self._submit(self._open(prompt, fields, reuse)))
-        return stream_async(self._submit, chunks)
+        opening = self._service.open(prompt, fields or {}, reuse or self.reuse)
+        chunks = await asyncio.wrap_future(self._loop.submit(opening))
+        return stream_async(self._loop.submit, chunks)
 
     @cached_property
     def has_chat_template(self) -> bool:
         """Whether messages can be answered."""
         return self._chat_settings.has_template(self.tokenizer)
 
-    async def _respond(
-        self,
-        prompt: str | Sequence[Mapping[str, Any]],
-        fields: Mapping[str, Any] | None,
-        reuse: ReuseOptions | None,
-    ) -> dict[str, Any]:
-        service = await self._chat_service()
-        return await service.answer(prompt, fields or {}, reuse or self.reuse)
+    @property
+    def supports_tools(self) -> bool:
+        """Whether the model's own tool calls are understood, by `chat_args`."""
+        return self._chat_settings.supports_tools
 
-    async def _open(
-        self,
-        prompt: str | Sequence[Mapping[str, Any]],
-        fields: Mapping[str, Any] | None,
-        reuse: ReuseOptions | None,
-    ) -> AsyncIterator[dict[str, Any]]:
-        service = await self._chat_service()
-        return await service.open(prompt, fields or {}, reuse or self.reuse)
-
-    async def _chat_service(self) -> ChatService:
-        async with self._service_lock:
-            if self._service is None:
-                if self._llm is None:
-                    raise EngineError("the engine is closed")
-                self._service = await ChatService.start(self._llm, self._chat_settings)
-            return self._service
-
-    def _transfer(self, reuse: ReuseOptions | None) -> dict[str, Any]:
-        return {PARAMS_KEY: (reuse or self.reuse).to_mapping()}
-
-    # ---- what is done ahead ----------------------------------------------------------------
+    @property
+    def supports_images(self) -> bool:
+        """Whether messages may hold images."""
+        return self._chat_settings.supports_images
 
     def reset_prefix_cache(self) -> bool:
         """Empty vLLM's prefix cache (L0); False when a request under way holds part of it."""
-
-        async def reset() -> bool:
-            assert self._llm is not None
-            return bool(await self._llm.reset_prefix_cache())
-
-        return self._call(reset())
+        return bool(self._loop.call(self._running().reset_prefix_cache()))
 
     # ---- capturing -------------------------------------------------------------------------
 
@@ -455,7 +404,7 @@ class Engine(Closing):
             StoreError: the store cannot be written.
         """
         where = self.reuse.namespace if namespace is None else namespace
-        self._tiers().observe(prompt, where, source_version)
+        self._prompt_lookup().observe(prompt, where, source_version)
 
     def record(self, report: ReuseReport, *, correct: bool) -> bool:
         """Tell the guard whether the answer of the donor that a request explored would have done.
@@ -474,109 +423,42 @@ class Engine(Closing):
             StoreError: the store cannot be written.
         """
         explored = report.explored
-        return explored is not None and self._tiers().cascade.record(explored, correct=correct)
+        if explored is None:
+            return False
+        return self._prompt_lookup().cascade.record(explored, correct=correct)
 
-    def _tiers(self) -> Tiering:
-        tiering = None if self._llm is None else self._llm.tiering
-        if tiering is None:
+    def _prompt_lookup(self) -> PromptLookup:
+        lookup = self._running().prompt_lookup
+        if not isinstance(lookup, PromptLookup):
             raise EngineError(
                 "no tiers: pass store=… and tiers=TierOptions()"
                 if self.gate.servable
                 else f"this model cannot be served with reuse: {self.gate.reason}"
             )
-        return tiering
+        return lookup
 
-    # ---- the loop --------------------------------------------------------------------------
+    # ---- what they share -------------------------------------------------------------------
 
-    async def _start(self, config: Any) -> ReportingLLM:
-        ranks = config.parallel_config.world_size
-        with _script_left_alone(), cores_of_its_own(ranks):
-            llm: ReportingLLM = ReportingLLM.from_vllm_config(config, disable_log_stats=True)
-            return llm
-
-    def _params(
-        self, sampling: Mapping[str, Any] | None, reuse: ReuseOptions | None
-    ) -> SamplingParams:
-        """vLLM's sampling parameters with our wishes in them; everything is checked here."""
-        fields = dict(sampling or {})
-        extra = dict(fields.pop("extra_args", None) or {})
-        extra[TRANSFER_FIELD] = {**extra.get(TRANSFER_FIELD, {}), **self._transfer(reuse)}
-        try:
-            if isinstance(fields.get("structured_outputs"), Mapping):
-                fields["structured_outputs"] = StructuredOutputsParams(
-                    **fields["structured_outputs"]
-                )
-            return SamplingParams(**fields, extra_args=extra, output_kind=RequestOutputKind.DELTA)
-        except (TypeError, ValueError, VLLMClientError) as error:
-            raise OptionError(f"vLLM does not take these sampling parameters: {error}") from error
-
-    async def _answer(self, prompt: Prompt, params: SamplingParams) -> Completion:
+    async def _answer(self, prompt: Prompt, params: Any) -> Completion:
         return join([part async for part in self._parts(prompt, params)])
 
-    async def _parts(self, prompt: Prompt, params: SamplingParams) -> AsyncIterator[Completion]:
-        if self._llm is None:
-            raise EngineError("the engine is closed")
-        request_id = f"semkv-{next(self._ids)}"
-        began = time.perf_counter()
-        ttft_ms = 0.0
-        given: Any = prompt
-        if not isinstance(prompt, str | Mapping):
-            given = {"prompt_token_ids": list(prompt)}
-        try:
-            rendered = await self._llm.render(given)
-            async for output in self._llm.generate(rendered, params, request_id):
-                latency_ms = (time.perf_counter() - began) * 1000
-                ttft_ms = ttft_ms or latency_ms
-                yield self._part(output, ttft_ms, latency_ms)
-        except EngineDeadError as error:
-            raise EngineError(f"vLLM's engine stopped: {error}") from error
-        except (ValueError, VLLMClientError) as error:
-            raise OptionError(f"vLLM does not take this request: {error}") from error
-
-    def _part(self, output: Any, ttft_ms: float, latency_ms: float) -> Completion:
-        answer = output.outputs[0]
-        prompt_tokens = len(output.prompt_token_ids or ())
-        logprobs = None
-        if answer.logprobs is not None:
-            logprobs = tuple(
-                {token: entry.logprob for token, entry in position.items()}
-                for position in answer.logprobs
-            )
-        report = (output.kv_transfer_params or {}).get(PARAMS_KEY)
-        if report is not None:
-            reported = ReuseReport.from_mapping(report)
-        else:
-            reported = self.plain_report(prompt_tokens)
-        return Completion(
-            text=answer.text,
-            token_ids=tuple(answer.token_ids),
-            logprobs=logprobs,
-            finish_reason=answer.finish_reason,
-            prompt_tokens=prompt_tokens,
-            report=reported,
-            ttft_ms=ttft_ms,
-            latency_ms=latency_ms,
-        )
+    async def _parts(self, prompt: Prompt, params: Any) -> AsyncIterator[Completion]:
+        llm, request_id = self._running(), self._request_id()
+        async for part in parts(llm, prompt, params, request_id, self.plain_report):
+            yield part
 
     def plain_report(self, prompt_tokens: int) -> ReuseReport:
         """The report of an answer that came without one, because no connector runs."""
         reason = None if self._connected else f"no reuse: {self.gate.reason}"
         return ReuseReport(kv_cache="skip", prompt_tokens=prompt_tokens, reason=reason)
 
-    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        if not self._loop.is_running():
-            work.close()
+    def _running(self) -> ReportingLLM:
+        if self._llm is None:
             raise EngineError("the engine is closed")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        return self._llm
 
-    def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in the engine's loop and wait for it; Ctrl-C cancels it."""
-        future = self._submit(work)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+    def _request_id(self) -> str:
+        return f"semkv-{next(self._ids)}"
 
     # ---- the end ---------------------------------------------------------------------------
 
@@ -584,41 +466,19 @@ class Engine(Closing):
         """End the engine process and close the store. Requests under way are aborted."""
         if (handler := getattr(self, "_at_exit", None)) is not None:
             atexit.unregister(handler)
-        if self._llm is not None and self._llm.tiering is not None:
-            self._llm.tiering.close()
-        if self._loop.is_running():
-            if self._llm is not None:
-                self._call(self._shutdown())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+        if self._llm is not None:
+            if self._llm.prompt_lookup is not None:
+                self._llm.prompt_lookup.close()
+            if self._loop.running:
+                self._loop.call(_shut_down(self._llm))
+        self._loop.close()
         self._llm = None
         if self.store is not None:
             self.store.close()
 
-    async def _shutdown(self) -> None:
-        assert self._llm is not None
-        self._llm.shutdown()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
 
-
-@contextmanager
-def _script_left_alone() -> Iterator[None]:
-    """Start processes that do not run the user's script again.
-
-    A spawned process imports the main module first; a script without an `if __name__ == "__main__"`
-    around it would start another engine there, and fail. vLLM's processes need nothing of it.
-    """
-    main = sys.modules["__main__"]
-    file = main.__dict__.pop("__file__", None)
-    try:
-        yield
-    finally:
-        if file is not None:
-            main.__file__ = file
+async def _shut_down(llm: ReportingLLM) -> None:
+    llm.shutdown()
 
 
 def _close(reference: weakref.ref[Engine]) -> None:

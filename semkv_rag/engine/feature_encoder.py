@@ -13,8 +13,9 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.sampling_params import RequestOutputKind
 
 from semkv_rag.config import DEFAULT_NAMESPACE
-from semkv_rag.engine.client import CAPTURE_PREFIX
+from semkv_rag.engine.client import CAPTURE_PREFIX, ReportingLLM
 from semkv_rag.engine.image_inputs import images_of
+from semkv_rag.engine.llm_capturer import LLMCapturer
 from semkv_rag.errors import EngineError
 from semkv_rag.prompt_cache.normalise import pixels_key
 from semkv_rag.prompt_cache.vectors.encoders import Reads
@@ -24,9 +25,6 @@ from semkv_rag.wire import PARAMS_KEY, STORE_IMAGES_KEY, TRANSFER_FIELD
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-    from semkv_rag.engine.client import ReportingLLM
-    from semkv_rag.engine.llm_capturer import LLMCapturer
 
 
 class StateEncoder:

@@ -1,7 +1,8 @@
-"""How vLLM is started with our connector: one place for the engine in a process and for the server."""
+"""vLLM's configuration with our connector: one place for the engine in a process and for the server."""
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections.abc import Collection, Mapping
@@ -9,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from vllm import AsyncEngineArgs
-from vllm.config import ECTransferConfig, KVTransferConfig, VllmConfig
+from vllm.config import ECTransferConfig, KVTransferConfig, ModelConfig, VllmConfig
+from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
 from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
 
 from semkv_rag.blend.registry import registered_selectors
 from semkv_rag.config import ReuseOptions
 from semkv_rag.connector.fingerprint import config_fingerprint
-from semkv_rag.connector.messages import GateReport
 from semkv_rag.connector.obstacle import config_obstacle
-from semkv_rag.engine.chat import takes_images
 from semkv_rag.errors import EngineError, OptionError
 
 logger = logging.getLogger(__name__)
@@ -90,45 +91,64 @@ def connect_fusion(config: VllmConfig, *, enable_mm_embeds: bool) -> None:
 
 
 def resolve(
-    model: str, engine_args: Mapping[str, Any], transfer: Mapping[str, Any] | None
+    arguments: AsyncEngineArgs,
+    transfer: Mapping[str, Any] | None,
+    usage: UsageContext = UsageContext.ENGINE_CONTEXT,
 ) -> tuple[VllmConfig, str | None]:
     """vLLM's configuration for a model.
 
     Args:
-        engine_args: fields of vLLM's `AsyncEngineArgs`.
         transfer: from `transfer_config`, or None for plain vLLM.
+        usage: what vLLM is started as.
 
     Returns:
         The configuration, and why the model is answered without reuse, or None. Some
         configurations do not start with any KV connector; those get none.
 
     Raises:
-        OptionError: an engine argument is unknown or has an impossible value.
+        OptionError: an encoder-cache connector is configured already.
         EngineError: vLLM does not accept the model.
     """
     if transfer is None:
-        return _configuration(model, engine_args), "no store was given"
-    connected = {"kv_transfer_config": KVTransferConfig(**transfer), "worker_cls": WORKER}
-    config = _configuration(model, {**engine_args, **connected})
+        return _configuration(arguments, usage), "no store was given"
+    connected = copy.copy(arguments)
+    connected.kv_transfer_config = KVTransferConfig(**transfer)
+    connected.worker_cls = WORKER
+    config = _configuration(connected, usage)
     obstacle = config_obstacle(config)
     if obstacle is None:
-        connect_fusion(config, enable_mm_embeds=bool(engine_args.get("enable_mm_embeds", False)))
+        connect_fusion(config, enable_mm_embeds=arguments.enable_mm_embeds)
         return config, None
     logger.warning("semkv: this model is answered without reuse: %s", obstacle)
-    return _configuration(model, engine_args), obstacle
+    return _configuration(arguments, usage), obstacle
 
 
-def _configuration(model: str, engine_args: Mapping[str, Any]) -> VllmConfig:
-    arguments = dict(engine_args)
+def engine_arguments(model: str, given: Mapping[str, Any]) -> AsyncEngineArgs:
+    """vLLM's arguments for a model, with our defaults where nothing is given.
+
+    Args:
+        given: fields of vLLM's `AsyncEngineArgs`.
+
+    Raises:
+        OptionError: one is unknown.
+        EngineError: one has an impossible value.
+    """
+    named = dict(given)
     if os.environ.get("TQDM_DISABLE"):  # vLLM does not look at it
-        arguments.setdefault("use_tqdm_on_load", False)
-    arguments |= platform_defaults(arguments)
+        named.setdefault("use_tqdm_on_load", False)
     try:
-        return AsyncEngineArgs(model=model, **arguments).create_engine_config()
+        return AsyncEngineArgs(model=model, **named, **platform_defaults(named))
     except TypeError as error:
         raise OptionError(f"vLLM has no such engine argument: {error}") from error
     except (ValueError, OSError, RuntimeError) as error:
         raise EngineError(f"vLLM cannot load {model}: {error}") from error
+
+
+def _configuration(arguments: AsyncEngineArgs, usage: UsageContext) -> VllmConfig:
+    try:
+        return arguments.create_engine_config(usage_context=usage)
+    except (ValueError, OSError, RuntimeError) as error:
+        raise EngineError(f"vLLM cannot load {arguments.model}: {error}") from error
 
 
 def platform_defaults(given: Collection[str]) -> dict[str, Any]:
@@ -147,6 +167,14 @@ def platform_defaults(given: Collection[str]) -> dict[str, Any]:
     if not sizes & set(given) and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
         defaults["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
     return defaults
+
+
+def takes_images(config: ModelConfig) -> bool:
+    """Whether a model's messages may hold images."""
+    if not config.is_multimodal_model:
+        return False
+    limits = MULTIMODAL_REGISTRY.get_processing_info(config).allowed_mm_limits
+    return bool(limits.get("image", 0))
 
 
 def kv_bytes_per_token(config: VllmConfig) -> int:
@@ -169,10 +197,5 @@ def model_fingerprint(model: str, **engine_args: Any) -> str:
         OptionError: an engine argument is unknown.
         EngineError: vLLM cannot load the model, or its files are not on this machine.
     """
-    return config_fingerprint(_configuration(model, engine_args))
-
-
-async def ask_gate(llm: Any) -> GateReport:
-    """What the gates of all ranks of a running engine found: the first that refuses, if any."""
-    reports = [GateReport(**fields) for fields in await llm.collective_rpc("semkv_gate")]
-    return next((report for report in reports if not report.servable), reports[0])
+    config, _ = resolve(engine_arguments(model, engine_args), None)
+    return config_fingerprint(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextvars import Context
 from typing import Any
@@ -80,9 +80,8 @@ class LLMCapturer:
         items: Iterable[CaptureItem],
         *,
         in_flight: int | None = None,
-        abandon: Callable[[], bool] = lambda: False,
     ) -> Iterator[CaptureResult]:
-        """See `Engine.capture`; once `abandon` says so, what is under way is dropped.
+        """See `Engine.capture`.
 
         Raises:
             EngineError: the model cannot be served with reuse, or the engine stopped.
@@ -91,7 +90,7 @@ class LLMCapturer:
             raise EngineError(f"this model cannot be served with reuse: {self._gate.reason}")
         self.store.add_model(self.fingerprint, self.description)
         most = in_flight or self._in_flight
-        return iter(Capturing(self._start, self._tickets, items, most, abandon))
+        return iter(Capturing(self._start, self._tickets, items, most))
 
     def in_passing(self, item: CaptureItem, *, behind_exact: bool) -> tuple[int, dict[str, Any]]:
         """A ticket for a request that prefills an item anyway, and the wish that it must carry.

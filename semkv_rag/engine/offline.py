@@ -12,7 +12,7 @@ from vllm.renderers.inputs.preprocess import parse_model_prompt
 
 from semkv_rag.closing import Closing
 from semkv_rag.connector.fingerprint import config_fingerprint
-from semkv_rag.engine.launch import kv_bytes_per_token, resolve
+from semkv_rag.engine.launch import engine_arguments, kv_bytes_per_token, resolve
 from semkv_rag.errors import OptionError
 from semkv_rag.reuse import TokenArray, token_array
 
@@ -35,7 +35,7 @@ class OfflineModel(Closing):
     """
 
     def __init__(self, model: str, **engine_args: Any) -> None:
-        config, _ = resolve(model, engine_args, None)
+        config, _ = resolve(engine_arguments(model, engine_args), None)
         self.fingerprint = config_fingerprint(config)
         self.max_model_len: int = config.model_config.max_model_len
         self.kv_bytes_per_token = kv_bytes_per_token(config)

@@ -13,16 +13,19 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from vllm import SamplingParams
 from vllm.inputs.engine import tokens_input
 
 from semkv_rag.config import DEFAULT_NAMESPACE
 from semkv_rag.corpus.capture import CaptureItem
 from semkv_rag.corpus.split import tokenize
+from semkv_rag.engine.client import ReportingLLM
 from semkv_rag.engine.feature_encoder import StateEncoder
 from semkv_rag.engine.image_inputs import IMAGES_FIELD, images_of
+from semkv_rag.engine.llm_capturer import LLMCapturer
+from semkv_rag.engine.looked_up import LookedUp
 from semkv_rag.errors import EngineError, OptionError, SemKVError
 from semkv_rag.prompt_cache import Cascade, Lookup
 from semkv_rag.report import ReuseReport, log_line
@@ -37,12 +40,6 @@ from semkv_rag.wire import (
     TRANSFER_FIELD,
 )
 
-if TYPE_CHECKING:
-    from vllm import SamplingParams
-
-    from semkv_rag.engine.client import ReportingLLM
-    from semkv_rag.engine.llm_capturer import LLMCapturer
-
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
@@ -51,36 +48,7 @@ CLOSE_SECONDS = 60.0
 """Prompts that are not written by then, when the engine is closed, are lost."""
 
 
-@dataclass(frozen=True)
-class TieredRequest:
-    """A request that was looked up.
-
-    Attributes:
-        prompt: what is sent to the model, rendered.
-        params: with our wishes.
-        lookup: what the tiers say.
-        ticket: of its capture, or None.
-    """
-
-    prompt: Any
-    params: SamplingParams
-    lookup: Lookup
-    ticket: int | None
-
-    def told(self, report: ReuseReport) -> ReuseReport:
-        """A report with what the tiers say."""
-        served = self.lookup.served
-        return replace(
-            report,
-            tiers={**self.lookup.statuses, **report.tiers},
-            served_by=None if served is None else served.tier,
-            donor=None if served is None else served.donor.id,
-            similarity=None if served is None else round(served.similarity, 4),
-            explored=self.lookup.explored,
-        )
-
-
-class Tiering:
+class PromptLookup:
     """One per engine.
 
     Args:
@@ -105,7 +73,7 @@ class Tiering:
 
     # ---- in the engine's loop ----------------------------------------------------------------
 
-    async def begin(self, prompt: Any, params: SamplingParams) -> TieredRequest | None:
+    async def begin(self, prompt: Any, params: SamplingParams) -> LookedUp | None:
         """Look a request up; None for one that wants no reuse, or cannot be looked up.
 
         Args:
@@ -117,7 +85,7 @@ class Tiering:
             logger.exception("The tiers failed; the request is answered without them")
             return None
 
-    async def _begin(self, prompt: Any, params: SamplingParams) -> TieredRequest | None:
+    async def _begin(self, prompt: Any, params: SamplingParams) -> LookedUp | None:
         if not isinstance(prompt, dict) or prompt.get("type") not in ("token", "multimodal"):
             return None
         extra = dict(params.extra_args or {})
@@ -140,7 +108,7 @@ class Tiering:
             wishes[NEAR_IMAGES_KEY] = {lookup.asked.images_digest: lookup.near_image}
         params = params.clone()
         params.extra_args = {**extra, TRANSFER_FIELD: {**transfer, PARAMS_KEY: wishes}}
-        return TieredRequest(prompt, params, lookup, ticket)
+        return LookedUp(prompt, params, lookup, ticket)
 
     def _look_up(self, prompt: dict[str, Any], wishes: dict[str, Any]) -> Lookup:
         images = images_of(prompt)
@@ -157,7 +125,7 @@ class Tiering:
 
     def end(
         self,
-        request: TieredRequest,
+        request: LookedUp,
         request_id: str,
         report: ReuseReport | None,
         *,

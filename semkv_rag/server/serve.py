@@ -7,13 +7,12 @@ import logging
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import vllm.envs
 from vllm import AsyncEngineArgs
-from vllm.config import KVTransferConfig
 from vllm.entrypoints.launchers.api_server.entry import build_and_serve
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.launchers.launcher import setup_server
@@ -22,25 +21,14 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from semkv_rag.config import ReuseOptions
-from semkv_rag.connector.cores import cores_of_its_own
-from semkv_rag.connector.fingerprint import config_fingerprint
-from semkv_rag.connector.messages import GateReport
-from semkv_rag.connector.obstacle import config_obstacle
-from semkv_rag.engine.chat import has_chat_template, takes_images
-from semkv_rag.engine.client import ReportingLLM
+from semkv_rag.engine.chat import has_chat_template
 from semkv_rag.engine.forced_tools import configure_tools
-from semkv_rag.engine.launch import (
-    WORKER,
-    ask_gate,
-    connect_fusion,
-    platform_defaults,
-    transfer_config,
-)
-from semkv_rag.engine.llm_capturer import LLMCapturer
-from semkv_rag.engine.prompt_lookup import Tiering
+from semkv_rag.engine.launch import platform_defaults, resolve, takes_images, transfer_config
+from semkv_rag.engine.prompt_lookup import PromptLookup
+from semkv_rag.engine.startup import Started, start
 from semkv_rag.engine.turns import Turns
-from semkv_rag.errors import EngineError, OptionError
-from semkv_rag.prompt_cache import Cascade, Encoder, TierOptions
+from semkv_rag.errors import OptionError
+from semkv_rag.prompt_cache import Encoder, TierOptions
 from semkv_rag.server.front import Front
 from semkv_rag.server.limits import Limits
 from semkv_rag.server.routes import Routes
@@ -117,15 +105,27 @@ def serve(
     )
     if api_key_namespaces and getattr(vllm.envs, KEPT_TOGETHER):
         raise OptionError(f"{KEPT_TOGETHER} is set: vLLM does not keep it apart by key; unset it")
-    obstacle = _obstacle(args)
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    # Not by `args`, which vLLM prints: the index's URL may hold a password.
+    config, obstacle = resolve(engine_args, transfer, UsageContext.OPENAI_API_SERVER)
     shelf = KVStore(store, index_url=index_url)
     _log_as_vllm_does()
     sys.setswitchinterval(SWITCH_S)
+    starting = partial(
+        start,
+        config,
+        obstacle,
+        store=shelf,
+        description={"model": args.model, "dtype": str(config.model_config.dtype)},
+        tiers=tiers,
+        encoders=encoders,
+        in_flight=CAPTURES_IN_FLIGHT,
+        usage_context=UsageContext.OPENAI_API_SERVER,
+        enable_log_requests=engine_args.enable_log_requests,
+        disable_log_stats=engine_args.disable_log_stats,
+    )
     try:
-        connector = transfer if obstacle is None else None
-        asyncio.run(
-            _run(args, tenancy, limits or Limits(), shelf, connector, obstacle, tiers, encoders)
-        )
+        asyncio.run(_run(args, tenancy, limits or Limits(), starting))
     except KeyboardInterrupt:
         return 130
     finally:
@@ -178,53 +178,18 @@ def _take_keys(args: Namespace) -> list[str]:
     return keys
 
 
-def _obstacle(args: Namespace) -> str | None:
-    """Why this model starts without our connector, in words, or None."""
-    try:
-        config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
-    except (ValueError, OSError, RuntimeError) as error:
-        raise EngineError(f"vLLM cannot load {args.model}: {error}") from error
-    obstacle = config_obstacle(config)
-    if obstacle is not None:
-        logger.warning("semkv: this model is answered without reuse: %s", obstacle)
-    return obstacle
-
-
 async def _run(
     args: Namespace,
     tenancy: Tenancy,
     limits: Limits,
-    store: KVStore,
-    connector: Mapping[str, Any] | None,
-    obstacle: str | None,
-    tiers: TierOptions | None,
-    encoders: Mapping[str, Encoder] | None,
+    starting: Callable[[], Awaitable[Started]],
 ) -> None:
-    engine_args = AsyncEngineArgs.from_cli_args(args)
-    if connector is not None:
-        # Not by `args`, which vLLM prints: the index's URL may hold a password.
-        engine_args.kv_transfer_config = KVTransferConfig(**connector)
-        engine_args.worker_cls = WORKER
-    config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-    if connector is not None:
-        connect_fusion(config, enable_mm_embeds=engine_args.enable_mm_embeds)
     address, sock = setup_server(args, reuse_port=False)
     try:
-        with cores_of_its_own(config.parallel_config.world_size):
-            llm = ReportingLLM.from_vllm_config(
-                config,
-                usage_context=UsageContext.OPENAI_API_SERVER,
-                enable_log_requests=engine_args.enable_log_requests,
-                disable_log_stats=engine_args.disable_log_stats,
-            )
+        started = await starting()
+        llm = started.llm
         try:
-            gate = GateReport(False, obstacle) if obstacle is not None else await ask_gate(llm)
-            capturer = _capturer(llm, args, store, gate)
-            if tiers is not None and gate.servable:
-                cascade = Cascade(store, capturer.fingerprint, tiers, encoders)
-                await asyncio.to_thread(cascade.load)
-                llm.tiering = Tiering(cascade, capturer, llm)
-            routes = _routes(llm, args, tenancy, limits, capturer, gate)
+            routes = _routes(started, args, tenancy, limits)
             llm.turns = Turns(limits.requests)
             Front.configure(tenancy, limits, routes)
             await llm.reset_mm_cache()
@@ -239,36 +204,16 @@ async def _run(
         sock.close()
 
 
-def _capturer(llm: ReportingLLM, args: Namespace, store: KVStore, gate: GateReport) -> LLMCapturer:
-    config = llm.vllm_config
-    return LLMCapturer(
-        llm,
-        asyncio.get_running_loop(),
-        store=store,
-        fingerprint=config_fingerprint(config),
-        description={"model": args.model, "dtype": str(config.model_config.dtype)},
-        gate=gate,
-        in_flight=CAPTURES_IN_FLIGHT,
-    )
-
-
-def _routes(
-    llm: ReportingLLM,
-    args: Namespace,
-    tenancy: Tenancy,
-    limits: Limits,
-    capturer: LLMCapturer,
-    gate: GateReport,
-) -> Routes:
+def _routes(started: Started, args: Namespace, tenancy: Tenancy, limits: Limits) -> Routes:
     """The server's own routes; completes the arguments of vLLM's chat on the way."""
-    config = llm.vllm_config
+    capturer, gate, config = started.capturer, started.gate, started.llm.vllm_config.model_config
+    assert capturer is not None
     about = {
         "supports_tools": configure_tools(args),
-        "supports_images": takes_images(config.model_config),
-        "has_chat_template": has_chat_template(
-            capturer.tokenizer, args.chat_template, config.model_config
-        ),
+        "supports_images": takes_images(config),
+        "has_chat_template": has_chat_template(capturer.tokenizer, args.chat_template, config),
         "obstacle": None if gate.servable else gate.reason,
     }
-    cascade = None if llm.tiering is None else llm.tiering.cascade
+    lookup = started.llm.prompt_lookup
+    cascade = lookup.cascade if isinstance(lookup, PromptLookup) else None
     return Routes(tenancy, limits, capturer, about, cascade)

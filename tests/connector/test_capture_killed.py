@@ -42,9 +42,9 @@ def stop_before_sync(worker, reached=reached):
 
 with Engine(model, store=store, tiers=TierOptions(), encoders={}, **arguments) as engine:
     engine.observe(first, namespace=namespace)
-    engine._call(engine._llm.collective_rpc(stop_before_sync))
+    engine._loop.call(engine._llm.collective_rpc(stop_before_sync))
     engine.generate(second, sampling=sampling, reuse=ReuseOptions(namespace=namespace))
-    engine._llm.tiering.settle(600)
+    engine._llm.prompt_lookup.settle(600)
 """
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.corpus.capture import CaptureItem
-from semkv_rag.engine.launch import resolve, transfer_config
+from semkv_rag.engine.launch import engine_arguments, resolve, transfer_config
 from semkv_rag.errors import EngineError
 from semkv_rag.reuse import token_array
 from tests.reference import PlainModel
@@ -88,7 +88,7 @@ def test_it_is_refused_before_it_starts(
         tmp_path, index_url=None, reuse=ReuseOptions(), request_namespace=True
     )
     engine_args = {**ENGINE_ARGS, **arguments}
-    config, obstacle = resolve(str(tiny_model(arch)), engine_args, transfer)
+    config, obstacle = resolve(engine_arguments(str(tiny_model(arch)), engine_args), transfer)
     assert obstacle is not None
     assert words in obstacle
     assert config.kv_transfer_config is None

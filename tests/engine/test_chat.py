@@ -19,7 +19,7 @@ from PIL import Image
 from semkv_rag.corpus import precompute_texts
 from semkv_rag.corpus.chat_head import chat_head
 from semkv_rag.engine import Engine
-from semkv_rag.engine.chat import ChatSettings
+from semkv_rag.engine.chat import ChatService, ChatSettings
 from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.llm import LocalBackend, Part
 from semkv_rag.report import ReuseReport
@@ -141,7 +141,7 @@ def unnamed(backend: LocalBackend, monkeypatch: pytest.MonkeyPatch) -> LocalBack
     settings = ChatSettings(engine._llm.vllm_config, engine.model, {})
     assert not settings.supports_tools
     monkeypatch.setattr(engine, "_chat_settings", settings)
-    monkeypatch.setattr(engine, "_service", None)
+    monkeypatch.setattr(engine, "_service", ChatService(engine._llm, settings))
     return backend
 
 

@@ -24,8 +24,8 @@ from semkv_rag.config import ReuseOptions
 from semkv_rag.connector.images.identifiers import parse_identifier, state_identifier
 from semkv_rag.connector.images.lookup import LARGEST_FEATURE
 from semkv_rag.engine import Completion, Engine, StateEncoder
-from semkv_rag.engine.launch import model_fingerprint, resolve, transfer_config
-from semkv_rag.engine.prompt_lookup import Tiering
+from semkv_rag.engine.launch import engine_arguments, model_fingerprint, resolve, transfer_config
+from semkv_rag.engine.prompt_lookup import PromptLookup
 from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.prompt_cache import CallableEncoder, Cascade, TierOptions
 from semkv_rag.prompt_cache.vectors.index import Vectors
@@ -299,8 +299,8 @@ def test_the_models_own_features_as_vectors(engine: Engine, namespace: str) -> N
         TierOptions(near_images=True, threshold=0.99),
         {"vision": encoder},
     )
-    usual = engine._llm.tiering
-    engine._llm.tiering = tiering = Tiering(cascade, engine._capturer, engine._llm)
+    usual = engine._llm.prompt_lookup
+    engine._llm.prompt_lookup = tiering = PromptLookup(cascade, engine._capturer, engine._llm)
     try:
         before = tower_calls(engine)
         first = ask(engine, about(SEEN, picture(1)), namespace=namespace)
@@ -320,7 +320,7 @@ def test_the_models_own_features_as_vectors(engine: Engine, namespace: str) -> N
         assert near.report.similarity is not None and 0.99 < near.report.similarity < 1
         assert len(list(engine.store.states.records(namespace=namespace))) == 3
     finally:
-        engine._llm.tiering = usual
+        engine._llm.prompt_lookup = usual
         tiering.close()
     vectors = encoder.encode([picture(1), picture(1, noise=1), picture(2)])
     assert vectors.shape == (3, 128)
@@ -640,7 +640,7 @@ def test_where_a_model_takes_images_and_there_is_a_store(
     )
 
     def configured(model: Path, store: Any, **arguments: Any) -> Any:
-        return resolve(str(model), {**ENGINE_ARGS, **arguments}, store)[0]
+        return resolve(engine_arguments(str(model), {**ENGINE_ARGS, **arguments}), store)[0]
 
     model = tiny_model("idefics3")
     assert configured(model, None).ec_transfer_config is None

@@ -17,7 +17,7 @@ from PIL import Image
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Completion, Engine
-from semkv_rag.engine.prompt_lookup import Tiering
+from semkv_rag.engine.prompt_lookup import PromptLookup
 from semkv_rag.prompt_cache import PerceptualHash, TierOptions
 from workbench.answers import SAMPLING, assert_same, largest_difference
 from workbench.chunks import store_chunks
@@ -73,13 +73,13 @@ def vlm(engines: Engines, tiny_model: Callable[[str], Path]) -> Iterator[Engine]
 
 
 @pytest.fixture
-def tiering(vlm: Engine) -> Iterator[Tiering]:
+def tiering(vlm: Engine) -> Iterator[PromptLookup]:
     with tiered(vlm, TierOptions(), {"vision": PerceptualHash()}) as tiering:
         yield tiering
 
 
 @pytest.fixture
-def near(vlm: Engine) -> Iterator[Tiering]:
+def near(vlm: Engine) -> Iterator[PromptLookup]:
     """With near-duplicate images taken for stored ones."""
     with tiered(vlm, TierOptions(near_images=True), {"vision": PerceptualHash()}) as tiering:
         yield tiering
@@ -96,13 +96,13 @@ def ask(engine: Engine, asked: Prompt, namespace: str, **options: Any) -> Comple
     return engine.generate(asked, sampling=SAMPLING, reuse=reuse)
 
 
-def forget(engine: Engine, tiering: Tiering | None = None) -> None:
+def forget(engine: Engine, tiering: PromptLookup | None = None) -> None:
     """Let captures end, then empty all that vLLM itself keeps from one request to the next."""
     if tiering is not None:
         tiering.settle()
     assert engine.reset_prefix_cache()
     assert engine._llm is not None
-    engine._call(engine._llm.reset_encoder_cache())
+    engine._loop.call(engine._llm.reset_encoder_cache())
 
 
 def stored(engine: Engine, namespace: str) -> int:
@@ -135,7 +135,7 @@ def test_the_model_looks_at_its_images(vlm: Engine) -> None:
     assert len({answer.token_ids for answer in answers}) > 1
 
 
-def test_an_identical_prompt(vlm: Engine, tiering: Tiering, namespace: str) -> None:
+def test_an_identical_prompt(vlm: Engine, tiering: PromptLookup, namespace: str) -> None:
     asked = prompt(BEFORE, picture(1), QUESTION)
     forget(vlm)
     reference, calls = calls_of(vlm, lambda: plain(vlm, asked))
@@ -156,7 +156,9 @@ def test_an_identical_prompt(vlm: Engine, tiering: Tiering, namespace: str) -> N
     assert_same(again, reference)
 
 
-def test_another_question_about_an_image(vlm: Engine, tiering: Tiering, namespace: str) -> None:
+def test_another_question_about_an_image(
+    vlm: Engine, tiering: PromptLookup, namespace: str
+) -> None:
     image = picture(2)
     ask(vlm, prompt(BEFORE, image, QUESTION), namespace)
     forget(vlm, tiering)
@@ -167,7 +169,9 @@ def test_another_question_about_an_image(vlm: Engine, tiering: Tiering, namespac
     assert_same(answer, plain(vlm, asked))
 
 
-def test_another_image_under_the_same_text(vlm: Engine, tiering: Tiering, namespace: str) -> None:
+def test_another_image_under_the_same_text(
+    vlm: Engine, tiering: PromptLookup, namespace: str
+) -> None:
     ask(vlm, prompt(BEFORE, picture(3), QUESTION), namespace)
     forget(vlm, tiering)
     for ratio, seed in ((1.0, 4), (0.0, 5)):
@@ -182,7 +186,7 @@ def test_another_image_under_the_same_text(vlm: Engine, tiering: Tiering, namesp
 
 
 def test_prompts_with_a_common_head_are_all_stored(
-    vlm: Engine, tiering: Tiering, namespace: str
+    vlm: Engine, tiering: PromptLookup, namespace: str
 ) -> None:
     """As chat templates and system prompts make them."""
     asked = [prompt(BEFORE, picture(seed), QUESTION) for seed in (31, 32, 33)]
@@ -197,7 +201,7 @@ def test_prompts_with_a_common_head_are_all_stored(
         assert_same(answer, plain(vlm, one))
 
 
-def test_an_image_behind_a_stored_chunk(vlm: Engine, tiering: Tiering, namespace: str) -> None:
+def test_an_image_behind_a_stored_chunk(vlm: Engine, tiering: PromptLookup, namespace: str) -> None:
     """The chunk stands behind another context than it was computed behind: it is blended."""
     text = "a question about the colour of the car is answered from documents that were found " * 3
     tokens = vlm.tokenizer(text).input_ids
@@ -217,7 +221,7 @@ def test_an_image_behind_a_stored_chunk(vlm: Engine, tiering: Tiering, namespace
 
 
 def test_an_image_is_not_taken_from_behind_another_text(
-    vlm: Engine, tiering: Tiering, namespace: str
+    vlm: Engine, tiering: PromptLookup, namespace: str
 ) -> None:
     """A blend embeds no images: one that is not exact is computed, and so is all behind it."""
     image = picture(6)
@@ -236,7 +240,7 @@ def test_an_image_is_not_taken_from_behind_another_text(
 
 
 def test_a_few_tokens_before_an_image_are_computed(
-    vlm: Engine, tiering: Tiering, namespace: str
+    vlm: Engine, tiering: PromptLookup, namespace: str
 ) -> None:
     """No crumb of the stored run, which goes on into the image, is blended."""
     image = picture(33)
@@ -250,7 +254,7 @@ def test_a_few_tokens_before_an_image_are_computed(
 
 
 def test_a_question_stored_behind_another_image(
-    vlm: Engine, tiering: Tiering, namespace: str
+    vlm: Engine, tiering: PromptLookup, namespace: str
 ) -> None:
     """Its KV has seen that image: behind this one, whose KV is stored, it is computed."""
     one, two = picture(34), picture(35)
@@ -264,7 +268,7 @@ def test_a_question_stored_behind_another_image(
         assert_same(answer, plain(vlm, asked))
 
 
-def test_two_images_swapped(vlm: Engine, tiering: Tiering, namespace: str) -> None:
+def test_two_images_swapped(vlm: Engine, tiering: PromptLookup, namespace: str) -> None:
     one, two, three = picture(7), picture(8), picture(9)
     for ratio in (1.0, 0.0):
         ask(vlm, prompt(BEFORE, one, " and ", two, QUESTION), f"{namespace}-{ratio}")
@@ -282,7 +286,7 @@ def test_two_images_swapped(vlm: Engine, tiering: Tiering, namespace: str) -> No
     assert answer.report.exact_tokens > up_to_first, "the first image's KV is exact"
 
 
-def test_namespaces_are_apart(vlm: Engine, tiering: Tiering, namespace: str) -> None:
+def test_namespaces_are_apart(vlm: Engine, tiering: PromptLookup, namespace: str) -> None:
     asked = prompt(BEFORE, picture(10), QUESTION)
     ask(vlm, asked, f"{namespace}-other")
     tiering.settle()  # vLLM's own caches stay as they are
@@ -293,7 +297,9 @@ def test_namespaces_are_apart(vlm: Engine, tiering: Tiering, namespace: str) -> 
     assert_same(answer, plain(vlm, asked))
 
 
-def test_the_prefix_cache_tells_images_apart(vlm: Engine, tiering: Tiering, namespace: str) -> None:
+def test_the_prefix_cache_tells_images_apart(
+    vlm: Engine, tiering: PromptLookup, namespace: str
+) -> None:
     text = BEFORE + QUESTION  # several blocks before the image, and behind it
     prompts = [prompt(text, picture(seed), QUESTION + OTHER) for seed in (11, 12)]
     forget(vlm)
@@ -305,7 +311,7 @@ def test_the_prefix_cache_tells_images_apart(vlm: Engine, tiering: Tiering, name
     assert answer.report.cached_tokens > 0
 
 
-def test_several_at_once(vlm: Engine, tiering: Tiering, namespace: str) -> None:
+def test_several_at_once(vlm: Engine, tiering: PromptLookup, namespace: str) -> None:
     # What they have in common is too short to be reused: each is a miss, and is stored.
     prompts = [prompt(picture(20 + seed), QUESTION) for seed in range(8)]
     references = [plain(vlm, asked) for asked in prompts]
@@ -326,7 +332,7 @@ def test_several_at_once(vlm: Engine, tiering: Tiering, namespace: str) -> None:
 
 @pytest.mark.parametrize("fault", ["missing", "torn"])
 def test_a_bad_file_behind_an_image(
-    vlm: Engine, tiering: Tiering, namespace: str, fault: str
+    vlm: Engine, tiering: PromptLookup, namespace: str, fault: str
 ) -> None:
     """The image is computed: its placeholders are no text."""
     assert vlm.store is not None
@@ -372,7 +378,7 @@ def test_a_head_that_could_not_be_filled_in_is_not_stored(vlm: Engine, namespace
 
 
 def test_what_was_in_the_prefix_cache_is_stored(
-    vlm: Engine, tiering: Tiering, namespace: str
+    vlm: Engine, tiering: PromptLookup, namespace: str
 ) -> None:
     asked = prompt(BEFORE, picture(35), QUESTION)
     forget(vlm)
@@ -386,7 +392,9 @@ def test_what_was_in_the_prefix_cache_is_stored(
     assert_same(again, plain(vlm, asked))
 
 
-def test_a_prompt_that_is_prefilled_in_parts(vlm: Engine, tiering: Tiering, namespace: str) -> None:
+def test_a_prompt_that_is_prefilled_in_parts(
+    vlm: Engine, tiering: PromptLookup, namespace: str
+) -> None:
     """The image stands across the end of the first part."""
     filler = "where does that river end and who owns this harbour " * 6
     text = filler
@@ -411,7 +419,7 @@ def test_a_prompt_that_is_prefilled_in_parts(vlm: Engine, tiering: Tiering, name
     assert_same(third, plain(vlm, other))
 
 
-def test_messages_with_images(vlm: Engine, tiering: Tiering, namespace: str) -> None:
+def test_messages_with_images(vlm: Engine, tiering: PromptLookup, namespace: str) -> None:
     def messages(seed: int) -> Sequence[Mapping[str, Any]]:
         file = io.BytesIO()
         picture(seed).save(file, "PNG")
@@ -452,7 +460,9 @@ def test_messages_with_images(vlm: Engine, tiering: Tiering, namespace: str) -> 
 # ---- near-duplicate images -----------------------------------------------------------------------
 
 
-def test_a_near_image_is_found_but_not_used(vlm: Engine, tiering: Tiering, namespace: str) -> None:
+def test_a_near_image_is_found_but_not_used(
+    vlm: Engine, tiering: PromptLookup, namespace: str
+) -> None:
     image = picture(50)
     ask(vlm, prompt(BEFORE, image, QUESTION), namespace)
     forget(vlm, tiering)
@@ -466,7 +476,7 @@ def test_a_near_image_is_found_but_not_used(vlm: Engine, tiering: Tiering, names
 
 
 def test_a_near_image_is_taken_for_the_stored_one(
-    vlm: Engine, near: Tiering, namespace: str
+    vlm: Engine, near: PromptLookup, namespace: str
 ) -> None:
     """The answer is that to the stored image, for other questions too; nothing of it is stored."""
     image = picture(51)
@@ -485,7 +495,7 @@ def test_a_near_image_is_taken_for_the_stored_one(
 
 
 def test_blocks_of_a_near_image_are_nobody_elses(
-    vlm: Engine, near: Tiering, namespace: str
+    vlm: Engine, near: PromptLookup, namespace: str
 ) -> None:
     image = picture(52)
     ask(vlm, prompt(BEFORE, image, QUESTION), namespace)
@@ -493,13 +503,13 @@ def test_blocks_of_a_near_image_are_nobody_elses(
     asked = prompt(BEFORE, like(image), QUESTION + QUESTION)
     ask(vlm, asked, namespace)
     assert vlm._llm is not None
-    vlm._llm.tiering = None  # the same prompt, and its image taken for itself
+    vlm._llm.prompt_lookup = None  # the same prompt, and its image taken for itself
     answer = ask(vlm, asked, namespace)
     assert_same(answer, plain(vlm, asked))
 
 
 def test_an_image_that_looks_different_is_computed(
-    vlm: Engine, near: Tiering, namespace: str
+    vlm: Engine, near: PromptLookup, namespace: str
 ) -> None:
     ask(vlm, prompt(BEFORE, picture(53), QUESTION), namespace)
     forget(vlm, near)

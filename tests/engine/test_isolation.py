@@ -112,7 +112,7 @@ def test_a_model_that_is_served_plainly(engines: Engines, reader: Path) -> None:
                     CALLER.reset(token)
 
             said: list[int] = []
-            return plain._call(ask())
+            return plain._loop.call(ask())
 
         short, long = random_tokens(996, 5), random_tokens(997, 3 * BLOCK)
         assert [cached(long, who) for who in ("a", "b", "default")] == [0, 0, 0]
@@ -137,7 +137,7 @@ def test_a_request_without_a_namespace_is_refused(engine: Engine) -> None:
 
     for extra in (None, {}, {"kv_transfer_params": {"semkv": {}}}, {"kv_transfer_params": None}):
         with pytest.raises(OptionError, match="namespace"):
-            engine._call(ask(extra))
+            engine._loop.call(ask(extra))
     assert not llm.output_processor.request_states, "nothing is kept of it"
 
 
@@ -153,7 +153,7 @@ def test_a_request_that_cannot_be_sent_leaves_nothing_behind(engine: Engine) -> 
 
     for _ in range(2):
         with pytest.raises(OptionError, match="vLLM cannot take the request"):
-            engine._call(ask())
+            engine._loop.call(ask())
         assert not llm.output_processor.request_states
         assert not llm.output_processor.external_req_ids
 

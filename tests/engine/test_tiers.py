@@ -12,7 +12,7 @@ import pytest
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Engine
-from semkv_rag.engine.prompt_lookup import Tiering
+from semkv_rag.engine.prompt_lookup import PromptLookup
 from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.prompt_cache import TierOptions
 from workbench.answers import SAMPLING, assert_same, blended, plain
@@ -25,7 +25,7 @@ TEXT = "Question : who leads Tre klim ? Answer :"
 
 
 @pytest.fixture
-def tiering(engine: Engine) -> Iterator[Tiering]:
+def tiering(engine: Engine) -> Iterator[PromptLookup]:
     """The tiers around the session's engine."""
     with tiered(engine, TierOptions(threshold=0.5)) as tiering:
         yield tiering
@@ -51,7 +51,7 @@ def until(what: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_an_identical_prompt(engine: Engine, tiering: Tiering, namespace: str) -> None:
+def test_an_identical_prompt(engine: Engine, tiering: PromptLookup, namespace: str) -> None:
     prompt = random_tokens(9001, 150)
     first = blended(engine, prompt, namespace=namespace)
     assert first.report.tiers == {"exact_text": "miss", "semantic_text": "miss"}
@@ -83,7 +83,7 @@ print(json.dumps([answer.report.to_mapping(), answer.token_ids, answer.logprobs]
 
 
 def test_an_identical_prompt_in_a_new_process(
-    engine: Engine, tiering: Tiering, namespace: str, reader: Path
+    engine: Engine, tiering: PromptLookup, namespace: str, reader: Path
 ) -> None:
     assert engine.store is not None
     prompt = random_tokens(9002, 150)
@@ -106,7 +106,7 @@ def test_an_identical_prompt_in_a_new_process(
         )
 
 
-def test_other_case_and_white_space(engine: Engine, tiering: Tiering, namespace: str) -> None:
+def test_other_case_and_white_space(engine: Engine, tiering: PromptLookup, namespace: str) -> None:
     text = " ".join([TEXT] * 4)
     other = text.replace("Question", "QUESTION").replace("leads", "  Leads")
     tokens, others = (engine.tokenizer(one).input_ids for one in (text, other))
@@ -124,7 +124,7 @@ def test_other_case_and_white_space(engine: Engine, tiering: Tiering, namespace:
 
 
 def test_a_similar_prompt_reuses_what_is_the_same(
-    engine: Engine, tiering: Tiering, namespace: str
+    engine: Engine, tiering: PromptLookup, namespace: str
 ) -> None:
     context = random_tokens(9003, 200)
     one, other = context + random_tokens(9004, 20), context + random_tokens(9005, 20)
@@ -140,7 +140,7 @@ def test_a_similar_prompt_reuses_what_is_the_same(
 
 
 def test_what_reuses_chunks_is_not_captured(
-    engine: Engine, tiering: Tiering, namespace: str
+    engine: Engine, tiering: PromptLookup, namespace: str
 ) -> None:
     chunk = store_chunks(engine, [random_tokens(9006, 60)], namespace=namespace)[0]
     prompt = random_tokens(9007, 30) + chunk.tokens + random_tokens(9008, 10)
@@ -168,7 +168,7 @@ def test_a_prompt_behind_a_stored_head_is_stored_whole(engine: Engine, namespace
 
 
 def test_what_was_in_the_prefix_cache_is_stored(
-    engine: Engine, tiering: Tiering, namespace: str
+    engine: Engine, tiering: PromptLookup, namespace: str
 ) -> None:
     prompt = random_tokens(9009, 150)
     blended(engine, prompt, enabled=False, namespace=namespace)
@@ -182,7 +182,9 @@ def test_what_was_in_the_prefix_cache_is_stored(
     assert_same(again, plain(engine, prompt))
 
 
-def test_reuse_switched_off_asks_no_tier(engine: Engine, tiering: Tiering, namespace: str) -> None:
+def test_reuse_switched_off_asks_no_tier(
+    engine: Engine, tiering: PromptLookup, namespace: str
+) -> None:
     answer = plain(engine, random_tokens(9010, 40))
     assert answer.report.tiers == {}
     tiering.settle()
@@ -190,7 +192,7 @@ def test_reuse_switched_off_asks_no_tier(engine: Engine, tiering: Tiering, names
 
 
 def test_an_abandoned_request_is_forgotten(
-    engine: Engine, tiering: Tiering, namespace: str
+    engine: Engine, tiering: PromptLookup, namespace: str
 ) -> None:
     assert engine._capturer is not None
     options = ReuseOptions(namespace=namespace)
@@ -205,7 +207,7 @@ def test_an_abandoned_request_is_forgotten(
     assert stored(engine, namespace) == 1
 
 
-def test_many_at_once(engine: Engine, tiering: Tiering, namespace: str) -> None:
+def test_many_at_once(engine: Engine, tiering: PromptLookup, namespace: str) -> None:
     prompts = [random_tokens(9100 + number, 60) for number in range(12)]
     options = ReuseOptions(namespace=namespace)
     first = engine.generate_many(prompts, sampling=SAMPLING, reuse=options)
@@ -218,7 +220,7 @@ def test_many_at_once(engine: Engine, tiering: Tiering, namespace: str) -> None:
         assert_same(one, other)
 
 
-def test_a_prompt_observed_ahead(engine: Engine, tiering: Tiering, namespace: str) -> None:
+def test_a_prompt_observed_ahead(engine: Engine, tiering: PromptLookup, namespace: str) -> None:
     prompt = random_tokens(9013, 100)
     engine.observe(prompt, namespace=namespace)
     engine.observe(prompt, namespace=namespace)

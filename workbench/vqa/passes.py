@@ -192,8 +192,8 @@ def _ask(
     )
     calls = inside(engine, tower_calls) - before
     assert engine._llm is not None
-    if engine._llm.tiering is not None:  # the next question finds this one stored
-        engine._llm.tiering.settle()
+    if engine._llm.prompt_lookup is not None:  # the next question finds this one stored
+        engine._llm.prompt_lookup.settle()
     return Row(
         id=sample.id,
         text=answer.text,

@@ -1,0 +1,108 @@
+"""vLLM started with our connector, and what stands around it: for `Engine` and for `semkv serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.config import VllmConfig
+
+from semkv_rag.connector.cores import cores_of_its_own
+from semkv_rag.connector.fingerprint import config_fingerprint
+from semkv_rag.connector.messages import GateReport
+from semkv_rag.engine.client import ReportingLLM
+from semkv_rag.engine.llm_capturer import LLMCapturer
+from semkv_rag.engine.prompt_lookup import PromptLookup
+from semkv_rag.prompt_cache import Cascade, Encoder, TierOptions
+from semkv_rag.store import KVStore
+
+
+@dataclass(frozen=True)
+class Started:
+    """vLLM, running.
+
+    Attributes:
+        gate: whether the model is served with reuse.
+        capturer: stores chunks; None without a store.
+    """
+
+    llm: ReportingLLM
+    gate: GateReport
+    capturer: LLMCapturer | None
+
+
+async def start(
+    config: VllmConfig,
+    obstacle: str | None,
+    *,
+    store: KVStore | None,
+    description: Mapping[str, str],
+    tiers: TierOptions | None = None,
+    encoders: Mapping[str, Encoder] | None = None,
+    in_flight: int,
+    **client: Any,
+) -> Started:
+    """Start vLLM's engine for the event loop that runs this.
+
+    Args:
+        config, obstacle: from `semkv_rag.engine.launch.resolve`.
+        store: where chunks are stored.
+        description: what the model's fingerprint stands for, for people who look into the store.
+        tiers: how whole prompts that resemble an earlier one are found; None for not at all.
+        encoders: of the tiers; see `semkv_rag.prompt_cache.Cascade`.
+        in_flight: chunks of one capture that are computed or being written at a time.
+        client: options of vLLM's engine client.
+
+    Raises:
+        MissingExtraError: what the tiers need is not installed.
+        StoreError: what the tiers have stored cannot be read.
+    """
+    with _script_left_alone(), cores_of_its_own(config.parallel_config.world_size):
+        llm: ReportingLLM = ReportingLLM.from_vllm_config(config, **client)
+    try:
+        gate = GateReport(False, obstacle) if obstacle is not None else await _ask_gate(llm)
+        if store is None:
+            return Started(llm, gate, None)
+        capturer = LLMCapturer(
+            llm,
+            asyncio.get_running_loop(),
+            store=store,
+            fingerprint=config_fingerprint(config),
+            description=description,
+            gate=gate,
+            in_flight=in_flight,
+        )
+        if tiers is not None and gate.servable:
+            cascade = Cascade(store, capturer.fingerprint, tiers, encoders)
+            await asyncio.to_thread(cascade.load)
+            llm.prompt_lookup = PromptLookup(cascade, capturer, llm)
+        return Started(llm, gate, capturer)
+    except BaseException:
+        await asyncio.to_thread(llm.shutdown)
+        raise
+
+
+async def _ask_gate(llm: Any) -> GateReport:
+    """What the gates of all ranks found: the first that refuses, if any."""
+    reports = [GateReport(**fields) for fields in await llm.collective_rpc("semkv_gate")]
+    return next((report for report in reports if not report.servable), reports[0])
+
+
+@contextmanager
+def _script_left_alone() -> Iterator[None]:
+    """Start processes that do not run the user's script again.
+
+    A spawned process imports the main module first; a script without an `if __name__ == "__main__"`
+    around it would start another engine there, and fail. vLLM's processes need nothing of it.
+    """
+    main = sys.modules["__main__"]
+    file = main.__dict__.pop("__file__", None)
+    try:
+        yield
+    finally:
+        if file is not None:
+            main.__file__ = file
