@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Two processes, each of which keeps the engines that its tests share.
 PYTEST := $(RUN) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
-# Lint, types, then the tests on real vLLM. make test FAST=1: what needs no engine and is not marked slow.
+# Lint, types, import rules, then the tests on real vLLM. make test FAST=1: what needs no engine and is not marked slow.
 ifdef FAST
 test: setup
 	$(PYTEST) -m "not engine and not slow and not soak"
@@ -40,6 +40,7 @@ check: setup
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports --no-cache
 
 # make demo [MODEL=folder-or-name] [DOCS=folder] [QUESTIONS=file.json]; SmolLM2 on examples/articles when left out
 demo: setup $(if $(MODEL),,model)

@@ -24,8 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.ttft import CHUNK, QUESTION, TEXT, build_model
-from semkv_rag.config import SELECTORS, ReuseOptions
+from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Engine
+from semkv_rag.selectors import SELECTORS
 from workbench.chunks import random_tokens, store_chunks
 from workbench.figures import save, summary
 from workbench.inside import inside

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from semkv_rag.errors import OptionError
+from semkv_rag.selectors import check_selector
 
 DEFAULT_NAMESPACE = "default"
 MAX_NAME_LENGTH = 128
@@ -80,10 +81,8 @@ class ReuseOptions:
             raise OptionError(f"enabled is {self.enabled!r}: use true or false")
         if self.ratio != AUTO and not (_is_number(self.ratio) and 0 <= self.ratio <= 1):
             raise OptionError(f"ratio is {self.ratio!r}: use a number from 0 to 1, or auto")
-        if not isinstance(self.selector, str):
-            raise OptionError(f"selector is {self.selector!r}: use one of {', '.join(SELECTORS)}")
         if self.selector != BALANCED.selector:
-            _check_selector(self.selector, auto=self.ratio == AUTO)
+            check_selector(self.selector, knows_risk=self.ratio == AUTO)
         if not _is_number(self.promise) or not 0 <= self.promise <= MAX_PROMISE:
             raise OptionError(f"promise is {self.promise!r}: use nats a token, such as 0.02")
         if type(self.check_layer) is not int or self.check_layer < 1:
@@ -143,32 +142,6 @@ class ReuseOptions:
     def to_mapping(self) -> dict[str, Any]:
         """The options as plain JSON values."""
         return asdict(self)
-
-
-SELECTORS: Mapping[str, str] = {
-    "sensitivity_attention": "SensitivityAttention",
-    "query_attention": "QueryAttention",
-    "kv_deviation": "KVDeviation",
-    "chunk_head": "ChunkHead",
-    "none": "Unscored",
-    "all": "Unscored",
-}
-"""The built-in selectors, each with its class in `semkv_rag.blend.selectors`.
-
-Here, so that the names are known where torch is not loaded; `semkv_rag.blend.registry` knows users' own.
-"""
-
-
-def _check_selector(name: str, *, auto: bool) -> None:
-    """Raise OptionError unless there is a selector of this name, with `auto` one that knows its risk."""
-    if name in SELECTORS and not auto:
-        return
-    from semkv_rag.blend import selector_type  # torch: only for what is not usual
-
-    if not selector_type(name).weighs_layers and auto:
-        raise OptionError(
-            f"ratio is auto, which selector {name} cannot do: use {BALANCED.selector}"
-        )
 
 
 def _is_number(value: object) -> bool:

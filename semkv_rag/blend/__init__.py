@@ -2,11 +2,11 @@
 
 from semkv_rag.blend.attention import smoothed, squared_attention
 from semkv_rag.blend.charge import BlendShape, charged_ratio, computed_rows, ratio_for_charged
-from semkv_rag.blend.registry import register_selector, selector_type
 from semkv_rag.blend.risk import LOOKED_AT, SAMPLED, expected_loss, left_share, needed
 from semkv_rag.blend.rotary import Rotary, rotary_candidates
 from semkv_rag.blend.selectors import Candidates, Selector, pick
 from semkv_rag.blend.sensitivity import decoded, encoded, sensitivity_of
+from semkv_rag.selectors import register_selector, selector_type
 
 __all__ = [
     "LOOKED_AT",

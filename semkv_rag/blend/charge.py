@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from semkv_rag.blend.registry import selector_type
+from semkv_rag.selectors import selector_type
 
 
 @dataclass(frozen=True)

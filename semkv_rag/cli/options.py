@@ -10,11 +10,12 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from semkv_rag.config import DEFAULT_NAMESPACE, PRESETS, SELECTORS, ReuseOptions
+from semkv_rag.config import DEFAULT_NAMESPACE, PRESETS, ReuseOptions
 from semkv_rag.errors import OptionError, StoreError
 from semkv_rag.prompt_cache import Encoder, TierOptions
 from semkv_rag.prompt_cache.lookup import SEMANTIC_LAYER
 from semkv_rag.prompt_cache.named import MINILM, tiers_of
+from semkv_rag.selectors import SELECTORS
 from semkv_rag.store import KVStore
 
 Store: TypeAlias = Annotated[

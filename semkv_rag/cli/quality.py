@@ -20,7 +20,7 @@ from semkv_rag.cli.output import (
     say,
 )
 from semkv_rag.cli.progress_bar import ProgressBar
-from semkv_rag.config import DEFAULT_NAMESPACE, SELECTORS, check_namespace
+from semkv_rag.config import DEFAULT_NAMESPACE, check_namespace
 from semkv_rag.corpus import precompute_texts
 from semkv_rag.corpus.chat_head import chat_head
 from semkv_rag.errors import OptionError
@@ -32,6 +32,7 @@ from semkv_rag.quality.questions import Question, read_questions
 from semkv_rag.quality.recommending import TARGET
 from semkv_rag.quality.result import Full, Line, QualityResult
 from semkv_rag.quality.settings import DEFAULT_RATIOS, DEFAULT_SELECTORS, grid
+from semkv_rag.selectors import SELECTORS
 
 if TYPE_CHECKING:
     from semkv_rag.engine import Engine

@@ -17,7 +17,7 @@ Configured by `KVTransferConfig.kv_connector_extra_config`; `engine.launch` writ
 * `root`: the store's folder, `index_url`: its index;
 * `reuse`: the default options of requests, as `ReuseOptions.to_mapping` gives them;
 * `request_namespace`: whether a request may name its own namespace (default: it may not);
-* `selectors`: users' own, as `semkv_rag.blend.registry.load_selectors` takes them.
+* `selectors`: users' own, as `semkv_rag.selectors.load_selectors` takes them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
 )
 
-from semkv_rag.blend.registry import load_selectors
 from semkv_rag.config import ReuseOptions
 from semkv_rag.connector.fingerprint import config_fingerprint
 from semkv_rag.connector.messages import StepMetadata, WorkerHandshake, WorkerResults
@@ -45,6 +44,7 @@ from semkv_rag.connector.scheduler.planner import RequestPlanner, scheduled_rang
 from semkv_rag.connector.scheduler.precedence import Precedence
 from semkv_rag.connector.worker.executor import BlendExecutor
 from semkv_rag.errors import SemKVError
+from semkv_rag.selectors import load_selectors
 from semkv_rag.store import KVStore
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
 
-from semkv_rag.blend.registry import registered_selectors
 from semkv_rag.config import ReuseOptions
 from semkv_rag.connector.fingerprint import config_fingerprint
 from semkv_rag.connector.obstacle import config_obstacle
 from semkv_rag.errors import EngineError, OptionError
+from semkv_rag.selectors import registered_selectors
 
 logger = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from blake3 import blake3
 from semkv_rag.config import AUTO, ReuseOptions
 from semkv_rag.reuse.question import Question, find_question
 from semkv_rag.reuse.tokens import TokenArray
+from semkv_rag.selectors import selector_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,6 @@ class ReusePlan:
         Args:
             prompt: all of its tokens.
         """
-        from semkv_rag.blend import selector_type  # torch, which matching does without
-
         asks = selector_type(self.options.selector).needs_question
         if not asks or not 0 < self.options.effective_ratio < 1:
             return self

@@ -17,5 +17,5 @@ def cache_key(store: KVStore, model: str, namespace: str) -> str:
     tell one tenant how much the others store.
     """
     change = store.last_change(model, namespace)
-    told = json.dumps([store_identity(store), namespace, change])
+    told = json.dumps([store_identity(store.root), namespace, change])
     return blake3(told.encode()).hexdigest(16)

@@ -11,30 +11,27 @@ import re
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from blake3 import blake3
 
 from semkv_rag.store.files.beneath import open_file
 
-if TYPE_CHECKING:
-    from semkv_rag.store.kv_store import KVStore
-
 FILE: Final = "store.id"
 _NAME: Final = re.compile(rb"[0-9a-f]{32}")
 
 
-def store_identity(store: KVStore) -> str:
+def store_identity(root: Path) -> str:
     """The store's own name, kept in its folder: another one after the folder was made anew.
 
     32 hex digits. A store is named by its path when it can only be read and has none yet, or when what
     stands in its place is none.
     """
-    path = store.root / FILE
+    path = root / FILE
     with suppress(FileNotFoundError):
-        return _read(path) or _of_path(store.root)
+        return _read(path) or _of_path(root)
     made = uuid.uuid4().hex
-    draft = store.root / f".{FILE}.{made}"
+    draft = root / f".{FILE}.{made}"
     try:
         with os.fdopen(open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
             file.write(made.encode())
@@ -45,10 +42,10 @@ def store_identity(store: KVStore) -> str:
     except FileExistsError:
         pass
     except OSError:
-        return _of_path(store.root)
+        return _of_path(root)
     with suppress(FileNotFoundError):  # somebody took it away at once
-        return _read(path) or _of_path(store.root)
-    return _of_path(store.root)
+        return _read(path) or _of_path(root)
+    return _of_path(root)
 
 
 def is_sound(root: Path) -> bool:

@@ -21,6 +21,7 @@ from semkv_rag.errors import StoreError
 from semkv_rag.reuse.tokens import StoredTokens
 from semkv_rag.store.files import paths
 from semkv_rag.store.files.beneath import make_folder
+from semkv_rag.store.gone import GoneFile, unlink
 from semkv_rag.store.index import chunks, feed, sources, states
 from semkv_rag.store.index.database import FREED, Database
 from semkv_rag.store.prompts import StoredPrompts
@@ -36,7 +37,6 @@ from semkv_rag.store.records import (
 from semkv_rag.store.states import StoredStates
 from semkv_rag.store.upkeep.contents import Contents
 from semkv_rag.store.upkeep.eviction import evict
-from semkv_rag.store.upkeep.gone import GoneFile, unlink
 from semkv_rag.store.upkeep.verify import verify
 
 

@@ -18,11 +18,11 @@ from semkv_rag.errors import StateFileError
 from semkv_rag.store.files.beneath import file_bytes, status
 from semkv_rag.store.files.paths import identity, state_path, state_paths
 from semkv_rag.store.files.state_file import StateFile, StateHeader, state_id, write_state
+from semkv_rag.store.gone import BATCH, GoneFile, unlink
 from semkv_rag.store.index import states
 from semkv_rag.store.index.chunks import pieces
 from semkv_rag.store.index.database import FREED, Database
 from semkv_rag.store.records import StateRecord
-from semkv_rag.store.upkeep.gone import BATCH, GoneFile, unlink
 
 
 class StoredStates:

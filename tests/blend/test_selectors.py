@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from semkv_rag.blend import Candidates, pick, selector_type
-from semkv_rag.config import SELECTORS
+from semkv_rag.selectors import SELECTORS
 
 RANKS = torch.tensor([0, 1, 2, 0, 1, 2, 3])
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from semkv_rag.blend import SAMPLED, BlendShape, charged_ratio, expected_loss, selector_type
-from semkv_rag.config import FIRST_RATIO, SELECTORS, ReuseOptions
+from semkv_rag.config import FIRST_RATIO, ReuseOptions
 from semkv_rag.engine import Completion, Engine
 from semkv_rag.reuse import ReusePlan, Span, make_plan
+from semkv_rag.selectors import SELECTORS
 from tests.reference import ReferenceModel, StoredKV, masked
 from tests.reference.cacheblend import change_of, masks, sensitivity_of
 from workbench.answers import SAMPLING, assert_same, blended, plain

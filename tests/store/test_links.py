@@ -224,7 +224,7 @@ def test_the_root_may_be_a_link(tmp_path: Path) -> None:
     with KVStore(tmp_path / "link" / "store") as store:
         id_ = made.put(store, 1)
         store.states.put(made.MODEL, "default", KEY, torch.rand(4, 8))
-        assert len(store_identity(store)) == 32
+        assert len(store_identity(store.root)) == 32
         assert store.verify().ok
     (tmp_path / "other").symlink_to(tmp_path / "real" / "store")
     with KVStore(tmp_path / "other") as store:
@@ -239,12 +239,12 @@ def test_the_root_may_be_a_link(tmp_path: Path) -> None:
 )
 def test_what_is_no_name_is_not_published(store: KVStore, content: str) -> None:
     (store.root / "store.id").write_text(content)
-    published = store_identity(store)
-    assert published == store_identity(store)
+    published = store_identity(store.root)
+    assert published == store_identity(store.root)
     assert len(published) == 32
     assert content != published
     assert [notice.path for notice in store.verify(repair=True).notices] == ["store.id"]
-    assert store_identity(store) != published
+    assert store_identity(store.root) != published
     assert store.verify().notices == ()
 
 
@@ -253,7 +253,7 @@ def test_no_files_text_is_published_through_a_link(store: KVStore, tmp_path: Pat
     (tmp_path / "secret").write_text(token)
     for target in (tmp_path / "secret", tmp_path / "none", Path("/dev/zero"), tmp_path):
         (store.root / "store.id").symlink_to(target)
-        published = store_identity(store)
+        published = store_identity(store.root)
         assert published != token
         assert len(published) == 32
         store.verify(repair=True)
@@ -264,5 +264,5 @@ def test_no_files_text_is_published_through_a_link(store: KVStore, tmp_path: Pat
 
 def test_a_pipe_in_the_names_place_makes_nobody_wait(store: KVStore) -> None:
     os.mkfifo(store.root / "store.id")
-    assert len(store_identity(store)) == 32
+    assert len(store_identity(store.root)) == 32
     shutil.rmtree(store.root)

@@ -28,7 +28,7 @@ from semkv_rag.connector.images.image_report import (
     note_fusion_report,
     take_fusion_report,
 )
-from semkv_rag.connector.scheduler.touching import Touches
+from semkv_rag.connector.touching import Touches
 from semkv_rag.errors import SemKVError, StateFileError
 from semkv_rag.store import KVStore, state_id
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 
-from semkv_rag.connector.scheduler.touching import Touches
+from semkv_rag.connector.touching import Touches
 from semkv_rag.errors import StoreError
 from semkv_rag.reuse import ChunkIndex, Span, StoredTokens, TokenArray
 from semkv_rag.store import KVStore

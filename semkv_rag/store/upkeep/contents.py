@@ -17,11 +17,11 @@ from semkv_rag.errors import StoreError
 from semkv_rag.store.files.beneath import file_bytes
 from semkv_rag.store.files.chunk_file import ChunkFile
 from semkv_rag.store.files.paths import chunk_path, chunk_paths, identity
+from semkv_rag.store.gone import BATCH, GoneFile
 from semkv_rag.store.index import chunks
 from semkv_rag.store.index.chunks import FoundChunk
 from semkv_rag.store.index.database import FREED, Database
 from semkv_rag.store.records import ChunkKey, ChunkRecord
-from semkv_rag.store.upkeep.gone import BATCH, GoneFile
 
 
 class Contents:

@@ -7,12 +7,12 @@ from heapq import merge
 
 from sqlalchemy import Connection
 
+from semkv_rag.store.gone import GoneFile, unlink
 from semkv_rag.store.index import chunks, states
 from semkv_rag.store.index.database import FREED, Database
 from semkv_rag.store.records import ChunkRecord, StateRecord
 from semkv_rag.store.states import StoredStates
 from semkv_rag.store.upkeep.contents import Contents
-from semkv_rag.store.upkeep.gone import GoneFile, unlink
 
 STATE = "state"
 """What eviction calls images' fusion states, beside the chunks' kinds."""

@@ -40,13 +40,13 @@ from semkv_rag.store.files.paths import (
 )
 from semkv_rag.store.files.state_file import StateFile, StateHeader
 from semkv_rag.store.files.tensor_file import lock_abandoned
+from semkv_rag.store.gone import BATCH, GoneFile, promised, unlink
 from semkv_rag.store.identity import FILE, is_sound
 from semkv_rag.store.index import chunks, feed, states
 from semkv_rag.store.index.database import Database
 from semkv_rag.store.records import ChunkKey, ChunkRecord, Problem, StateRecord, VerifyReport
 from semkv_rag.store.states import StoredStates, record_of
 from semkv_rag.store.upkeep.contents import Contents
-from semkv_rag.store.upkeep.gone import BATCH, GoneFile, promised, unlink
 
 INDEX: Final = "index"
 """The place of a finding that is about no file."""

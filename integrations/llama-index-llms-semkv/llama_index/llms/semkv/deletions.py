@@ -10,21 +10,29 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any
 
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.span import BaseSpan
 from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
+from llama_index.core.schema import TransformComponent
 from llama_index.core.storage.docstore import BaseDocumentStore
-
-if TYPE_CHECKING:
-    from llama_index.llms.semkv.precompute import KVPrecompute
 
 logger = logging.getLogger(__name__)
 
 _lock = threading.Lock()
 _handling = False
+
+
+class Forgets(TransformComponent):
+    """A step of a pipeline that is told of documents which leave the docstore."""
+
+    @abstractmethod
+    def forget(self, ref_doc_ids: Iterable[str]) -> int:
+        """Remove documents; how many of them were there."""
 
 
 def follow_deletions() -> None:
@@ -91,13 +99,11 @@ class _Runs(BaseSpanHandler[BaseSpan]):
         self.prepare_to_exit_span(id_, bound_args, instance)
 
 
-def _steps(pipeline: Any) -> list[KVPrecompute]:
-    """The pipeline's own `KVPrecompute`s, when it has a docstore to follow."""
+def _steps(pipeline: Any) -> list[Forgets]:
+    """The pipeline's steps that forget, when it has a docstore to follow."""
     if not isinstance(pipeline, IngestionPipeline) or pipeline.docstore is None:
         return []
-    from llama_index.llms.semkv.precompute import KVPrecompute
-
-    return [step for step in pipeline.transformations if isinstance(step, KVPrecompute)]
+    return [step for step in pipeline.transformations if isinstance(step, Forgets)]
 
 
 def _documents(docstore: BaseDocumentStore) -> set[str]:

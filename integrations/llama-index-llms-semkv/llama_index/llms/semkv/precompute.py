@@ -9,9 +9,10 @@ from typing import Any
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.indices.base import BaseIndex
 from llama_index.core.prompts import BasePromptTemplate
-from llama_index.core.schema import BaseNode, MetadataMode, TransformComponent
+from llama_index.core.schema import BaseNode
 from llama_index.llms.semkv.base import SemKV
-from llama_index.llms.semkv.deletions import follow_deletions
+from llama_index.llms.semkv.deletions import Forgets, follow_deletions
+from llama_index.llms.semkv.documents import by_document
 from llama_index.llms.semkv.routing import Routed, Window
 
 from semkv_rag.corpus import DEFAULT_CONTEXT, ContextMode, PrecomputeResult
@@ -20,7 +21,7 @@ from semkv_rag.errors import EngineError, OptionError
 Documents = Sequence[tuple[str, Sequence[str]]]
 
 
-class KVPrecompute(TransformComponent):
+class KVPrecompute(Forgets):
     """Stores the KV of the nodes that pass through an `IngestionPipeline`; they go on unchanged.
 
     Put it behind the splitter and whatever writes metadata that the model sees: what is stored is
@@ -141,14 +142,6 @@ def precompute_index(
     return _store(llm, by_document(_nodes(index)), found, context)
 
 
-def by_document(nodes: Iterable[BaseNode]) -> list[tuple[str, list[str]]]:
-    """The texts that the model will see, by the document that their nodes are of."""
-    documents: dict[str, list[str]] = {}
-    for node in nodes:
-        documents.setdefault(node.ref_doc_id or node.node_id, []).extend(seen_texts([node]))
-    return list(documents.items())
-
-
 def _store(
     llm: SemKV, documents: Documents, head: str, context: Sequence[ContextMode]
 ) -> PrecomputeResult:
@@ -174,9 +167,3 @@ def _nodes(index: BaseIndex[Any]) -> Sequence[BaseNode]:
         raise OptionError(
             f"{type(vectors).__name__} cannot list its nodes: give them to KVPrecompute(llm=llm)(nodes)"
         ) from error
-
-
-def seen_texts(nodes: Iterable[BaseNode]) -> Sequence[str]:
-    """The nodes' texts as a model gets them, metadata included; those without text left out."""
-    texts = (node.get_content(metadata_mode=MetadataMode.LLM) for node in nodes)
-    return [text for text in texts if text.strip()]

@@ -19,6 +19,7 @@ from typing import Any
 
 from llama_index.core.bridge.pydantic import Field
 from llama_index.core.schema import BaseNode, TransformComponent
+from llama_index.llms.semkv.documents import by_document
 
 from semkv_rag.errors import EngineError
 
@@ -82,8 +83,6 @@ class Routed(TransformComponent):
         return self.identity
 
     def __call__(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
-        from llama_index.llms.semkv.precompute import by_document
-
         try:
             with Client(self.address, authkey=_key()) as connection:
                 connection.send_bytes(json.dumps(by_document(nodes)).encode())
