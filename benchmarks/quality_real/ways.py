@@ -219,9 +219,8 @@ class Stored:
             cache.keys[:, :, first:end] = context.full.keys[:, :, first:end]
             cache.values[:, :, first:end] = context.full.values[:, :, first:end]
         self.candidates = candidates.nonzero()[:, 0]
-        fresh = ~context.reused
-        fresh[: context.spans[0][0]] = False
-        self.fresh = fresh.nonzero()[:, 0]
+        fresh = (~context.reused).nonzero()[:, 0]
+        self.fresh = fresh[fresh >= context.spans[0][0]]
 
     def tokens_at(self, places: Tensor) -> Tensor:
         return self.network.embed(torch.tensor(self.context.tokens)[places])
@@ -319,11 +318,11 @@ class Stored:
         cache = self.cache.clone()
         places = torch.cat((self.candidates, self.fresh)).sort().values
         hidden = network.run(self.tokens_at(places), places, cache, last=check)
-        for layer in range(check):  # what is below is stale too, but for what is picked
-            cache.keys[layer], cache.values[layer] = (
-                self.cache.keys[layer],
-                self.cache.values[layer],
-            )
+        # What is below is stale too, but for what is picked.
+        cache.keys[:check], cache.values[:check] = (
+            self.cache.keys[:check],
+            self.cache.values[:check],
+        )
         keys, values = network.keys_values(check, hidden, places)
         mine = torch.isin(places, self.candidates)
         deviation = kind.deviation(

@@ -40,8 +40,9 @@ from semkv_rag.connector.fingerprint import config_fingerprint
 from semkv_rag.connector.messages import StepMetadata, WorkerHandshake, WorkerResults
 from semkv_rag.connector.orphan import WRITING_S, end_with_parent
 from semkv_rag.connector.scheduler.catalogue import Catalogue
-from semkv_rag.connector.scheduler.planner import RequestPlanner, scheduled_ranges
+from semkv_rag.connector.scheduler.planner import RequestPlanner
 from semkv_rag.connector.scheduler.precedence import Precedence
+from semkv_rag.connector.scheduler.step_blocks import scheduled_ranges
 from semkv_rag.connector.worker.executor import BlendExecutor
 from semkv_rag.errors import SemKVError
 from semkv_rag.selectors import load_selectors

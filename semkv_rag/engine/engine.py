@@ -11,7 +11,6 @@ import atexit
 import itertools
 import weakref
 from collections.abc import (
-    AsyncGenerator,
     AsyncIterator,
     Callable,
     Coroutine,
@@ -20,14 +19,12 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from semkv_rag.closing import Closing
 from semkv_rag.config import ReuseOptions
 from semkv_rag.connector.fingerprint import config_fingerprint
-from semkv_rag.corpus.capture import CaptureItem, CaptureResult
 from semkv_rag.engine.asking import Prompt, parts, sampling_params
 from semkv_rag.engine.bridge import Stream, stream_async
 from semkv_rag.engine.chat import ChatService, ChatSettings
@@ -40,9 +37,10 @@ from semkv_rag.engine.launch import (
     transfer_config,
 )
 from semkv_rag.engine.loop import EngineLoop
-from semkv_rag.engine.prompt_lookup import PromptLookup
-from semkv_rag.engine.scoring import Scored, rendered, score
+from semkv_rag.engine.openai_answers import OpenAIAnswers
+from semkv_rag.engine.scoring import Scored, score
 from semkv_rag.engine.startup import Started, start
+from semkv_rag.engine.storing import Storing
 from semkv_rag.errors import EngineError, OptionError, SemKVError
 from semkv_rag.model_name import check_model
 from semkv_rag.prompt_cache import Encoder, TierOptions
@@ -53,7 +51,7 @@ from semkv_rag.wire import PARAMS_KEY
 CAPTURES_IN_FLIGHT = 32
 
 
-class Engine(Closing):
+class Engine(OpenAIAnswers, Storing, Closing):
     """A model in vLLM, with a store of precomputed KV.
 
     Args:
@@ -256,186 +254,9 @@ class Engine(Closing):
             score(self._running(), self._request_id(), prompt, answer, top, wishes)
         )
 
-    def tokens_of(self, prompt: str | Sequence[Mapping[str, Any]]) -> list[int]:
-        """The tokens that a request with this prompt has.
-
-        Args:
-            prompt: text, or messages for the chat template.
-
-        Raises:
-            OptionError: it is too long, or the messages cannot be put through the template.
-        """
-        return list(self._rendered(prompt)["prompt_token_ids"])
-
-    def prompt_text(self, prompt: str | Sequence[Mapping[str, Any]]) -> str:
-        """What the model sees of a prompt, as text: messages through the chat template.
-
-        Raises:
-            OptionError: it is too long, or the messages cannot be put through the template.
-        """
-        if isinstance(prompt, str):
-            return prompt
-        made = self._rendered(prompt)
-        return str(made.get("prompt") or self.tokenizer.decode(made["prompt_token_ids"]))
-
-    def _rendered(self, prompt: str | Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        template = self._chat_settings.args.chat_template
-        return self._loop.call(rendered(self._running(), prompt, template))
-
-    # ---- answering as OpenAI's API ---------------------------------------------------------
-
-    def respond(
-        self,
-        prompt: str | Sequence[Mapping[str, Any]],
-        *,
-        fields: Mapping[str, Any] | None = None,
-        reuse: ReuseOptions | None = None,
-    ) -> dict[str, Any]:
-        """Answer text or messages by vLLM's own OpenAI layer, as `semkv serve` does over HTTP.
-
-        Args:
-            prompt: text goes to the model as it is, messages through its chat template.
-            fields: further fields of OpenAI's request, and vLLM's, such as `max_tokens`, `tools` or
-                `response_format`.
-            reuse: this request's options instead of the engine's.
-
-        Returns:
-            OpenAI's response, with the reuse report under `["kv_transfer_params"]["semkv"]`.
-
-        Raises:
-            OptionError: a field or the prompt's length cannot be used.
-            EngineError: the engine stopped.
-        """
-        return self._loop.call(self._service.answer(prompt, fields or {}, reuse or self.reuse))
-
-    async def arespond(
-        self,
-        prompt: str | Sequence[Mapping[str, Any]],
-        *,
-        fields: Mapping[str, Any] | None = None,
-        reuse: ReuseOptions | None = None,
-    ) -> dict[str, Any]:
-        """As `respond`, for an event loop; cancelling it aborts the request."""
-        answering = self._service.answer(prompt, fields or {}, reuse or self.reuse)
-        return await asyncio.wrap_future(self._loop.submit(answering))
-
-    def respond_stream(
-        self,
-        prompt: str | Sequence[Mapping[str, Any]],
-        *,
-        fields: Mapping[str, Any] | None = None,
-        reuse: ReuseOptions | None = None,
-    ) -> Stream[dict[str, Any]]:
-        """As `respond`, chunk by chunk; the last one holds the report and no choices.
-
-        The request is checked before this returns. Closing the stream aborts it.
-        """
-        opening = self._service.open(prompt, fields or {}, reuse or self.reuse)
-        return Stream(self._loop.submit, self._loop.call(opening))
-
-    async def arespond_stream(
-        self,
-        prompt: str | Sequence[Mapping[str, Any]],
-        *,
-        fields: Mapping[str, Any] | None = None,
-        reuse: ReuseOptions | None = None,
-    ) -> AsyncGenerator[dict[str, Any], None]:
-        """As `respond_stream`, for an event loop."""
-        opening = self._service.open(prompt, fields or {}, reuse or self.reuse)
-        chunks = await asyncio.wrap_future(self._loop.submit(opening))
-        return stream_async(self._loop.submit, chunks)
-
-    @cached_property
-    def has_chat_template(self) -> bool:
-        """Whether messages can be answered."""
-        return self._chat_settings.has_template(self.tokenizer)
-
-    @property
-    def supports_tools(self) -> bool:
-        """Whether the model's own tool calls are understood, by `chat_args`."""
-        return self._chat_settings.supports_tools
-
-    @property
-    def supports_images(self) -> bool:
-        """Whether messages may hold images."""
-        return self._chat_settings.supports_images
-
     def reset_prefix_cache(self) -> bool:
         """Empty vLLM's prefix cache (L0); False when a request under way holds part of it."""
         return bool(self._loop.call(self._running().reset_prefix_cache()))
-
-    # ---- capturing -------------------------------------------------------------------------
-
-    def capture(
-        self, items: Iterable[CaptureItem], *, in_flight: int = 32
-    ) -> Iterator[CaptureResult]:
-        """Prefill chunks and write their files into the store; results come as they are ready.
-
-        The index is left to the caller: see `semkv_rag.corpus`.
-
-        Args:
-            items: the chunks, of any number; taken as they are needed.
-            in_flight: chunks that are computed or being written at a time.
-
-        Raises:
-            EngineError: the engine has no store, its model cannot be served with reuse, or it
-                stopped.
-        """
-        if self._capturer is None:
-            raise EngineError("the engine was started without a store: pass store=…")
-        return self._capturer.capture(items, in_flight=in_flight)
-
-    def observe(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        namespace: str | None = None,
-        source_version: str = "",
-    ) -> None:
-        """Prefill a prompt, store its KV and make it a donor of the tiers, ahead of any request.
-
-        Args:
-            prompt: text or tokens; a prompt with images is stored when it is answered.
-            source_version: see `ReuseOptions`.
-
-        Raises:
-            EngineError: the engine was started without tiers, its model cannot be served with reuse,
-                or the prompt could not be computed or written.
-            StoreError: the store cannot be written.
-        """
-        where = self.reuse.namespace if namespace is None else namespace
-        self._prompt_lookup().observe(prompt, where, source_version)
-
-    def record(self, report: ReuseReport, *, correct: bool) -> bool:
-        """Tell the guard whether the answer of the donor that a request explored would have done.
-
-        That is how `reuse="substitute"` learns from which similarity on a stored prompt may be
-        answered in a new one's place.
-
-        Args:
-            report: of the request's answer.
-
-        Returns:
-            False when the request explored nothing, or the donor is gone.
-
-        Raises:
-            EngineError: the engine was started without tiers, or its model cannot be served.
-            StoreError: the store cannot be written.
-        """
-        explored = report.explored
-        if explored is None:
-            return False
-        return self._prompt_lookup().cascade.record(explored, correct=correct)
-
-    def _prompt_lookup(self) -> PromptLookup:
-        lookup = self._running().prompt_lookup
-        if not isinstance(lookup, PromptLookup):
-            raise EngineError(
-                "no tiers: pass store=… and tiers=TierOptions()"
-                if self.gate.servable
-                else f"this model cannot be served with reuse: {self.gate.reason}"
-            )
-        return lookup
 
     # ---- what they share -------------------------------------------------------------------
 
@@ -451,11 +272,6 @@ class Engine(Closing):
         """The report of an answer that came without one, because no connector runs."""
         reason = None if self._connected else f"no reuse: {self.gate.reason}"
         return ReuseReport(kv_cache="skip", prompt_tokens=prompt_tokens, reason=reason)
-
-    def _running(self) -> ReportingLLM:
-        if self._llm is None:
-            raise EngineError("the engine is closed")
-        return self._llm
 
     def _request_id(self) -> str:
         return f"semkv-{next(self._ids)}"

@@ -41,11 +41,10 @@ from semkv_rag.engine.caller import CALLER
 from semkv_rag.engine.llm_capturer import LLMCapturer
 from semkv_rag.errors import OptionError, SemKVError
 from semkv_rag.prompt_cache import Cascade
-from semkv_rag.report import Explored
+from semkv_rag.server.bodies import body_of, documents_of, explored_of, is_text
 from semkv_rag.server.limits import LimitError, Limits, UnderWay
 from semkv_rag.server.tenants import OWN, Tenancy
 from semkv_rag.store.cache_key import cache_key
-from semkv_rag.unicode_text import is_unicode
 
 T = TypeVar("T")
 
@@ -54,9 +53,9 @@ ASKED_AT_ONCE = 4
 HEARTBEAT_SECONDS = 5.0
 LEFT_POLL_SECONDS = 0.2
 FORGOTTEN_AT_ONCE = 64
+"""Sources that are removed before it is asked whether the client is still there."""
 RESTS = 3
 """Times as long as for a batch of names nothing is done: who waits for an answer needs the cores, too."""
-"""Sources that are removed before it is asked whether the client is still there."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -128,9 +127,9 @@ class Routes:
         )
 
     async def _forget(self, request: Request) -> Response:
-        body = await _body(request, {"sources"}, {"namespace"})
+        body = await body_of(request, {"sources"}, {"namespace"})
         names = body["sources"]
-        if not isinstance(names, list) or not all(map(_is_text, names)):
+        if not isinstance(names, list) or not all(map(is_text, names)):
             raise OptionError('sources is a list of names: {"sources": ["manual.md"]}')
         store, model = self._capturer.store, self._capturer.fingerprint
         namespace = self._namespace(body.get("namespace"))
@@ -154,8 +153,8 @@ class Routes:
         return JSONResponse({"removed": removed})
 
     async def _outcome(self, request: Request) -> Response:
-        body = await _body(request, {"explored", "correct"}, {"namespace"})
-        correct, explored = body["correct"], _explored(body["explored"])
+        body = await body_of(request, {"explored", "correct"}, {"namespace"})
+        correct, explored = body["correct"], explored_of(body["explored"])
         if not isinstance(correct, bool):
             raise OptionError('an outcome is {"explored": …, "correct": true or false}')
         if (cascade := self._cascade) is None:
@@ -167,14 +166,14 @@ class Routes:
         )
 
     async def _precompute(self, request: Request) -> Response:
-        body = await _body(request, {"documents"}, {"namespace", "head", "context"})
-        documents = _documents(body["documents"])
+        body = await body_of(request, {"documents"}, {"namespace", "head", "context"})
+        documents = documents_of(body["documents"])
         head = body.get("head") or ""
-        if not _is_text(head):
+        if not is_text(head):
             raise OptionError("head is a text")
         namespace = self._namespace(body.get("namespace"))
         context = body.get("context", DEFAULT_CONTEXT)
-        if not isinstance(context, list | tuple) or not all(map(_is_text, context)):
+        if not isinstance(context, list | tuple) or not all(map(is_text, context)):
             raise OptionError('context is a list of modes: ["head", "left"]')
         modes = context_modes(context)
         room = await self._ask(lambda: self._room(namespace, {name for name, _ in documents}))
@@ -301,54 +300,6 @@ def _leaving(request: Request, left: threading.Event) -> Iterator[None]:
     finally:
         left.set()
         watching.cancel()
-
-
-async def _body(request: Request, needed: set[str], optional: set[str]) -> dict[str, Any]:
-    """The request's JSON object.
-
-    Raises:
-        OptionError: it is none, or lacks a field, or has one that is unknown.
-    """
-    try:
-        body = await request.json()
-    except (ValueError, RecursionError) as error:
-        raise OptionError(f"the request is not JSON: {error}") from error
-    if not isinstance(body, dict) or not needed <= body.keys() <= needed | optional:
-        raise OptionError(
-            f"the request is a JSON object with {', '.join(sorted(needed))}"
-            f" and, if wanted, {', '.join(sorted(optional))}"
-        )
-    return body
-
-
-def _is_text(value: Any) -> bool:
-    """Whether a value out of JSON is a text. Halves of surrogate pairs, which JSON allows, are none."""
-    return isinstance(value, str) and is_unicode(value)
-
-
-def _explored(given: Any) -> Explored:
-    try:
-        explored = Explored(**given)
-    except TypeError as error:
-        raise OptionError("explored is what the request's report has there") from error
-    similarity = explored.similarity
-    texts = (explored.namespace, explored.donor, explored.layer, explored.encoder)
-    sound = type(similarity) in (int, float) and -1.01 < similarity < 1.01
-    if not sound or not all(map(_is_text, texts)):
-        raise OptionError("explored is what the request's report has there")
-    return explored
-
-
-def _documents(given: Any) -> list[tuple[str, list[str]]]:
-    return [_document(document) for document in (given if isinstance(given, list) else [None])]
-
-
-def _document(given: Any) -> tuple[str, list[str]]:
-    match given:
-        case {"name": str(name), "chunks": [*chunks]}:
-            if _is_text(name) and all(map(_is_text, chunks)):
-                return name, chunks
-    raise OptionError('documents is a list of {"name": "…", "chunks": ["text", …]}')
 
 
 def _failure(error: SemKVError, status: int) -> JSONResponse:

@@ -32,7 +32,7 @@ from semkv_rag.prompt_cache.vectors.index import Vectors
 from semkv_rag.reuse import image_key
 from semkv_rag.store import KVStore
 from semkv_rag.store.files import state_file
-from semkv_rag.store.files.tensor_file import write_tensors
+from semkv_rag.store.files.tensor_writer import write_tensors
 from workbench.answers import SAMPLING, assert_same
 from workbench.answers import plain as plain_text
 from workbench.chunks import random_tokens

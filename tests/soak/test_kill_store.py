@@ -21,7 +21,7 @@ import torch
 
 from semkv_rag.store import ChunkFile, KVStore
 from semkv_rag.store.files.paths import temporary_files
-from semkv_rag.store.files.tensor_file import lock_abandoned
+from semkv_rag.store.files.tensor_writer import lock_abandoned
 from semkv_rag.store.upkeep.verify import DEBRIS_AGE_S
 from tests.store import made
 from workbench import postgres

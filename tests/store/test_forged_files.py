@@ -16,7 +16,7 @@ from xxhash import xxh3_64
 from semkv_rag.errors import ChunkFileError, StateFileError
 from semkv_rag.store import ChunkFile, KVStore, StateFile, chunk_id, state_id
 from semkv_rag.store.files import state_file
-from semkv_rag.store.files.tensor_file import write_tensors
+from semkv_rag.store.files.tensor_writer import write_tensors
 from tests.store import made
 from tests.store.forging import forge
 

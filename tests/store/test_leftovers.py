@@ -13,7 +13,7 @@ import torch
 
 from semkv_rag.store import KVStore
 from semkv_rag.store.files.chunk_file import FORMAT
-from semkv_rag.store.files.tensor_file import write_tensors
+from semkv_rag.store.files.tensor_writer import write_tensors
 from tests.store import made
 
 HOURS = 3600.0

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from semkv_rag.errors import StateFileError, StoreError
 from semkv_rag.store import KVStore, StateFile, StoredStates
 from semkv_rag.store.files import state_file
-from semkv_rag.store.files.tensor_file import write_tensors
+from semkv_rag.store.files.tensor_writer import write_tensors
 from tests.store import made
 
 KEY = "ab" * 32

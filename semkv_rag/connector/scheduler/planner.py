@@ -36,49 +36,38 @@ import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from semkv_rag.config import AUTO, ReuseOptions
-from semkv_rag.connector.images.identifiers import state_identifier
-from semkv_rag.connector.images.image_report import take_fusion_report
-from semkv_rag.connector.images.places import rows_of
 from semkv_rag.connector.messages import (
     BlendResult,
     BlendTask,
-    CaptureTask,
     GateReport,
     StepMetadata,
 )
+from semkv_rag.connector.scheduler.admission import note_images, obstacle, wishes_of
 from semkv_rag.connector.scheduler.block_hashes import salt_blocks
 from semkv_rag.connector.scheduler.catalogue import Catalogue
+from semkv_rag.connector.scheduler.step_blocks import StepBlocks
+from semkv_rag.connector.scheduler.tracked import TrackedRequest
 from semkv_rag.errors import OptionError, StoreError
 from semkv_rag.report import ReuseReport
 from semkv_rag.reuse import (
     Conversations,
-    ImageRows,
-    ReusePlan,
     Span,
-    TokenArray,
     first_to_compute,
-    image_key,
     make_plan,
-    tell_images_apart,
-    token_array,
 )
 from semkv_rag.wire import (
     ANSWER_TOKENS_KEY,
     CAPTURE_KEY,
-    CAPTURED_KEY,
     NEAR_IMAGES_KEY,
-    OURS_ALONE,
-    PARAMS_KEY,
     STORE_IMAGES_KEY,
 )
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
-    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
 logger = logging.getLogger(__name__)
@@ -88,44 +77,6 @@ AT_ONCE_S = 0.02
 """The scheduler waits this long for a look-up, and all requests with it. Most are done by then."""
 PATIENCE_S = 10.0
 """The request itself waits this long; then it is computed."""
-
-
-@dataclass
-class _Tracked:
-    """One live request.
-
-    Attributes:
-        options: its own.
-        look_up: what is stored of its prompt, until the plan is made; `since` when it began.
-        images: in prompt order, each under the key it is taken for.
-        names: of the images' features, as they are loaded and saved; given to the request with the plan.
-        first_near: where the first image stands that is taken for another one.
-        answer: tokens at the prompt's end that are an answer to it.
-        capture: the wish that the prompt be captured; `captured` once the workers were told.
-    """
-
-    request: Request
-    options: ReuseOptions
-    report: ReuseReport
-    look_up: Future[list[Span]] | None = None
-    since: float = 0.0
-    images: list[ImageRows] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-    first_near: int | None = None
-    answer: int = 0
-    plan: ReusePlan | None = None
-    capture: Mapping[str, Any] | None = None
-    captured: bool = False
-    in_prefix_cache: int = 0
-
-    def tokens(self) -> TokenArray:
-        """The prompt's tokens as they are matched and stored."""
-        return tell_images_apart(token_array(self.request.prompt_token_ids), self.images)
-
-    def matchable(self) -> TokenArray:
-        """Those of them in which chunks are looked for."""
-        tokens = self.tokens()
-        return tokens[: len(tokens) - self.answer]
 
 
 class RequestPlanner:
@@ -166,7 +117,7 @@ class RequestPlanner:
         self._image_obstacle = image_obstacle
         self._store_fault = store_fault
         self._conversations = Conversations()
-        self._requests: dict[str, _Tracked] = {}
+        self._requests: dict[str, TrackedRequest] = {}
         self._blends: list[BlendTask] = []
 
     def close(self) -> None:
@@ -191,10 +142,10 @@ class RequestPlanner:
             prompt_tokens=request.num_prompt_tokens,
             reason=f"planning failed: {error!r}",
         )
-        self._requests[request.request_id] = _Tracked(request, self._defaults, report)
+        self._requests[request.request_id] = TrackedRequest(request, self._defaults, report)
 
     def _take(self, request: Request) -> None:
-        params, skip = self._params(request)
+        params, skip = wishes_of(request, any_namespace=self._request_namespace)
         capture = params.pop(CAPTURE_KEY, None)
         near = params.pop(NEAR_IMAGES_KEY, {})
         store_images = bool(params.pop(STORE_IMAGES_KEY, False))
@@ -203,7 +154,7 @@ class RequestPlanner:
             options = ReuseOptions.from_mapping(params, self._defaults)
         except OptionError as error:
             options, skip = self._defaults, str(error)
-        tracked = _Tracked(
+        tracked = TrackedRequest(
             request,
             options,
             ReuseReport(
@@ -212,13 +163,14 @@ class RequestPlanner:
                 ratio=0.0 if options.ratio == AUTO else options.ratio,
                 selector=options.selector,
             ),
-            answer=answer,
+            answer_tokens=answer,
             capture=capture,
         )
         self._requests[request.request_id] = tracked
         if skip is None and options.enabled and request.mm_features:
-            tracked.names = self._see_images(tracked, near, store=store_images)
-        skip = skip or self._obstacle(request, options, capture)
+            names = note_images(tracked, near, features=self._fusion, store=store_images)
+            tracked.names = names
+        skip = skip or obstacle(tracked, self._image_obstacle) or self._obstacle()
         if skip is not None:
             tracked.report = replace(tracked.report, reason=skip)
             self._settle(tracked)
@@ -229,14 +181,14 @@ class RequestPlanner:
         wait([tracked.look_up], AT_ONCE_S)
         self._try_to_plan(tracked, tracked.look_up)
 
-    def _try_to_plan(self, tracked: _Tracked, look_up: Future[list[Span]]) -> None:
+    def _try_to_plan(self, tracked: TrackedRequest, look_up: Future[list[Span]]) -> None:
         """Plan a request if its look-up is done, or has taken too long."""
         if look_up.done() or time.perf_counter() - tracked.since > PATIENCE_S:
             tracked.look_up = None
             self._plan(tracked, look_up)
             self._settle(tracked)
 
-    def _settle(self, tracked: _Tracked) -> None:
+    def _settle(self, tracked: TrackedRequest) -> None:
         """Do what follows from a request's plan, or from its having none."""
         capture, plan = tracked.capture, tracked.plan
         if capture is not None and capture.get("in_passing"):
@@ -249,67 +201,15 @@ class RequestPlanner:
         for feature, name in zip(tracked.request.mm_features, tracked.names, strict=False):
             feature.identifier = name
 
-    def _params(self, request: Request) -> tuple[dict[str, Any], str | None]:
-        """Our part of a request's `kv_transfer_params`, and why it is served plainly, or None.
-
-        Whatever stands there: a request is checked before it comes here, but nothing that comes here may
-        stop the engine.
-        """
-        transfer = request.kv_transfer_params
-        given = transfer.get(PARAMS_KEY) if isinstance(transfer, dict) else None
-        if not self._request_namespace:
-            known = given if isinstance(given, dict) else {}
-            return {name: known[name] for name in known if name not in OURS_ALONE}, None
-        if not isinstance(given, dict) or "namespace" not in given:
-            return {}, "the request has no namespace"
-        return dict(given), None
-
-    def _see_images(self, tracked: _Tracked, near: Mapping[str, str], *, store: bool) -> list[str]:
-        """Note a request's images; the names by which their features may be loaded and saved.
-
-        Args:
-            near: the keys of images that are taken for another one, and of that one.
-            store: whether features that are computed are saved.
-
-        Returns:
-            One for each image and the like, in the prompt's order; none where no features are stored.
-        """
-        names = []
-        for feature in tracked.request.mm_features:
-            # Not its identifier: that is the namespace's own, and a copy's (for another answer to the
-            # same request) is one of ours already.
-            key = image_key(feature.mm_hash or feature.identifier)
-            donor = near.get(key) if self._fusion else None
-            if donor is not None and tracked.first_near is None:
-                tracked.first_near = feature.mm_position.offset
-            tracked.images.append(rows_of(donor or key, feature.mm_position))
-            if self._fusion:
-                names.append(state_identifier(tracked.options.namespace, key, donor, save=store))
-        return names
-
-    def _obstacle(
-        self, request: Request, options: ReuseOptions, capture: Mapping[str, Any] | None
-    ) -> str | None:
-        """Why this request is served plainly, in words, or None."""
-        if capture is not None and not capture.get("in_passing"):
-            return "the request captures a chunk"
-        if not options.enabled:
-            return "reuse was switched off for this request"
+    def _obstacle(self) -> str | None:
+        """Why no request is served with reuse, in words, or None."""
         if not self.gate.servable:
             return f"this model cannot be served with reuse: {self.gate.reason}"
         if self._catalogue is None:
             return f"the store cannot be used: {self._store_fault}"
-        if request.prompt_token_ids is None or request.prompt_embeds is not None:
-            return "the prompt is not made of tokens"
-        if request.mm_features and self._image_obstacle is not None:
-            return f"the prompt holds images, and {self._image_obstacle}"
-        if request.lora_request is not None:
-            return "the request uses a LoRA adapter"
-        if request.skip_reading_prefix_cache:
-            return "the request asked for all prompt tokens to be computed"
         return None
 
-    def _plan(self, tracked: _Tracked, look_up: Future[list[Span]]) -> None:
+    def _plan(self, tracked: TrackedRequest, look_up: Future[list[Span]]) -> None:
         assert self._catalogue is not None
         reason: str | None = "no stored chunk was found in the prompt"
         try:
@@ -339,7 +239,7 @@ class RequestPlanner:
             reason=reason if plan is None else None,
         )
 
-    def _salt_blocks(self, tracked: _Tracked) -> None:
+    def _salt_blocks(self, tracked: TrackedRequest) -> None:
         """Have the blocks whose KV is not the tokens' own found by requests of the same plan only."""
         salts: dict[int, bytes] = {}
         if tracked.first_near is not None:
@@ -398,50 +298,17 @@ class RequestPlanner:
         Args:
             scheduled: what its forward computes, see `scheduled_ranges`.
         """
-        metadata = StepMetadata(self._model)
-        if self._blends:
-            filled = self._filled_by_forward(scheduled)
-            for task in self._blends:
-                start = self._first_unfilled(task, filled)
-                end = scheduled.get(task.request_id, (0, 0))[1]
-                metadata.blends.append(replace(task, start=start, end=end))
-            self._blends = []
-        for request_id, (_, end) in scheduled.items():
-            tracked = self._requests.get(request_id)
-            if tracked is None or tracked.capture is None or tracked.captured:
-                continue
-            if end >= tracked.request.num_prompt_tokens:
-                metadata.captures.append(self._capture_task(tracked, tracked.capture))
-                tracked.captured = True
-        return metadata
-
-    def _filled_by_forward(self, scheduled: Mapping[str, tuple[int, int]]) -> set[int]:
-        """The blocks that this step's own forward writes to."""
-        filled: set[int] = set()
-        for request_id, (begin, end) in scheduled.items():
-            blocks = self._block_ids(request_id)
-            filled.update(blocks[begin // self._block_size : -(-end // self._block_size)])
-        return filled
-
-    def _first_unfilled(self, task: BlendTask, filled: set[int]) -> int:
-        """Where the blend must start so that everything before is in the cache by then."""
-        own = task.block_ids[: task.start // self._block_size]
-        shared = [index for index, block in enumerate(own) if block in filled]
-        return shared[0] * self._block_size if shared else task.start
-
-    def _capture_task(self, tracked: _Tracked, capture: Mapping[str, Any]) -> CaptureTask:
-        request, context = tracked.request, int(capture["context"])
-        blocks = self._block_ids(request.request_id)
-        end = -(-request.num_prompt_tokens // self._block_size)
-        return CaptureTask(
-            ticket=capture["ticket"],
-            chunk_id=capture["id"],
-            namespace=tracked.options.namespace,
-            kind=capture["kind"],
-            tokens=tracked.tokens().tolist(),
-            context=context,
-            block_ids=blocks[context // self._block_size : end],
-            role=capture.get("role", "stored"),
+        blends, self._blends = self._blends, []
+        blocks = StepBlocks(self._block_size, self._block_ids)
+        return StepMetadata(
+            self._model,
+            blends=blocks.blends(blends, scheduled) if blends else [],
+            captures=[
+                blocks.capture(tracked)
+                for request_id, (_, end) in scheduled.items()
+                if (tracked := self._requests.get(request_id)) is not None
+                and tracked.is_to_be_captured(end)
+            ],
         )
 
     def _block_ids(self, request_id: str) -> list[int]:
@@ -456,29 +323,7 @@ class RequestPlanner:
                 continue
             if result.bad_chunks and self._catalogue is not None:
                 self._catalogue.forget(tracked.options.namespace, result.bad_chunks)
-            if result.stats is None:
-                tracked.report = replace(
-                    tracked.report,
-                    kv_cache="miss",
-                    exact_tokens=0,
-                    reused_tokens=0,
-                    recomputed_tokens=0,
-                    chunk_ids=(),
-                    reason=result.error,
-                )
-            else:
-                report, stats = tracked.report, result.stats
-                if tracked.options.ratio == AUTO and report.reused_tokens:
-                    spent = round(stats.recomputed / report.reused_tokens, 4)
-                    report = replace(report, ratio=spent, reason=stats.note)
-                tracked.report = replace(
-                    report,
-                    risk=None if stats.risk is None else round(stats.risk, 5),
-                    recomputed_tokens=result.stats.recomputed,
-                    charged_ratio=round(result.stats.charged_ratio, 4),
-                    load_ms=round(result.stats.load_ms, 3),
-                    blend_ms=round(result.stats.blend_ms, 3),
-                )
+            tracked.take(result)
 
     def finished(self, request: Request) -> dict[str, Any] | None:
         """The answer's `kv_transfer_params`: the report, and whether the request was captured.
@@ -493,24 +338,4 @@ class RequestPlanner:
             tracked.look_up.cancel()
         # An aborted request may have blends that no step will run.
         self._blends = [task for task in self._blends if task.request_id != request.request_id]
-        report = replace(tracked.report, preemptions=request.num_preemptions)
-        fusion = take_fusion_report(request.request_id)
-        if fusion is not None:
-            report = report.with_images(
-                fusion.loaded, fusion.computed, fusion.mapped, fusion.reason
-            )
-        answer: dict[str, Any] = {PARAMS_KEY: report.to_mapping()}
-        if tracked.captured:
-            answer[CAPTURED_KEY] = True
-        return answer
-
-
-def scheduled_ranges(output: SchedulerOutput) -> dict[str, tuple[int, int]]:
-    """The token positions that the coming forward computes, [begin, end), by request."""
-    begins = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
-    cached = output.scheduled_cached_reqs
-    begins.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-    return {
-        request_id: (begin, begin + output.num_scheduled_tokens[request_id])
-        for request_id, begin in begins.items()
-    }
+        return tracked.answer()

@@ -27,7 +27,9 @@ from semkv_rag.store.files.header import (
     layer_names,
     metadata_of,
 )
-from semkv_rag.store.files.tensor_file import TensorEntry, TensorFile, dtype_name, write_tensors
+from semkv_rag.store.files.tensor_file import TensorEntry, TensorFile
+from semkv_rag.store.files.tensor_format import dtype_name
+from semkv_rag.store.files.tensor_writer import write_tensors
 
 
 def write_chunk(

@@ -18,7 +18,8 @@ from blake3 import blake3
 from semkv_rag.config import check_namespace
 from semkv_rag.errors import ChunkFileError
 from semkv_rag.reuse.tokens import TokenArray, token_array
-from semkv_rag.store.files.tensor_file import FileFormat, TensorEntry, dtype_name
+from semkv_rag.store.files.tensor_file import TensorEntry
+from semkv_rag.store.files.tensor_format import FileFormat, dtype_name
 
 FORMAT: Final = FileFormat("semkv.chunk", 2, "chunk file", ChunkFileError)
 KINDS: Final = ("document", "head", "prompt")

@@ -20,7 +20,7 @@ from semkv_rag.store.files.beneath import (
     status,
 )
 from semkv_rag.store.files.header import MAX_RANKS
-from semkv_rag.store.files.tensor_file import TEMPORARY_SUFFIX
+from semkv_rag.store.files.tensor_writer import TEMPORARY_SUFFIX
 from semkv_rag.store.records import ChunkKey, StateRecord
 
 _SUFFIX = ".safetensors"

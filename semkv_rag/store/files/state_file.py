@@ -22,13 +22,9 @@ from torch import Tensor
 from semkv_rag.errors import StateFileError, StoreError
 from semkv_rag.store.files.finite import is_finite, raw_bytes
 from semkv_rag.store.files.header import check_owner
-from semkv_rag.store.files.tensor_file import (
-    FileFormat,
-    TensorEntry,
-    TensorFile,
-    dtype_name,
-    write_tensors,
-)
+from semkv_rag.store.files.tensor_file import TensorEntry, TensorFile
+from semkv_rag.store.files.tensor_format import FileFormat, dtype_name
+from semkv_rag.store.files.tensor_writer import write_tensors
 
 FORMAT: Final = FileFormat("semkv.state", 1, "state file", StateFileError)
 _TENSOR: Final = "state"

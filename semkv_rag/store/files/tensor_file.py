@@ -14,17 +14,14 @@ than hashing a map, and a file that is truncated meanwhile is an error here and 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
-import secrets
 from abc import abstractmethod
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -32,34 +29,18 @@ from xxhash import xxh3_64, xxh3_64_hexdigest
 
 from semkv_rag.closing import Closing
 from semkv_rag.errors import StoreError, StoreVersionError
-from semkv_rag.store.files.beneath import NotAFileError, folder_of, open_file
+from semkv_rag.store.files.beneath import NotAFileError, open_file
 from semkv_rag.store.files.finite import KnownFinite, identity_of, is_finite, raw_bytes
+from semkv_rag.store.files.tensor_format import PREFIX, SAFETENSORS_NAMES, TAIL, FileFormat
 
 MAX_HEADER_BYTES: Final = 4 << 20
-TEMPORARY_SUFFIX: Final = ".tmp"
 _MAX_SIDE: Final = (1 << 31) - 1
 """Of a tensor: what torch and the index can hold, also where another side is 0."""
 _PIECE_BYTES: Final = 16 << 20
 _LONGEST_TEXT: Final = 500
 """Characters of an error that quotes a file; its header may have millions."""
 
-# The header checksum stands at a fixed place, so that it covers every byte behind it as it stands.
-_PREFIX: Final = b'{"__metadata__":{"xxh3":"'
-_DIGITS: Final = 16
-_TAIL: Final = len(_PREFIX) + _DIGITS
-_ALIGNMENT: Final = 64
-
-_SAFETENSORS_NAMES: Final = {
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "int8": "I8",
-    "uint8": "U8",
-    "int32": "I32",
-}
-_TORCH_NAMES: Final = {short: name for name, short in _SAFETENSORS_NAMES.items()}
+_TORCH_NAMES: Final = {short: name for name, short in SAFETENSORS_NAMES.items()}
 
 _KNOWN: Final = KnownFinite()
 
@@ -78,73 +59,6 @@ class TensorEntry:
     begin: int
     end: int
     checksum: str
-
-
-@dataclass(frozen=True, slots=True)
-class FileFormat:
-    """One kind of file of tensors.
-
-    Attributes:
-        name: as it stands in the header.
-        version: the newest that can be read, and the one that is written.
-        noun: what a person calls such a file.
-        error: what is raised about it.
-    """
-
-    name: str
-    version: int
-    noun: str
-    error: type[StoreError]
-
-
-def write_tensors(
-    path: Path,
-    file_format: FileFormat,
-    metadata: Mapping[str, str],
-    tensors: Mapping[str, Tensor],
-) -> int:
-    """Write a file so that it is there whole or not at all; its size in bytes.
-
-    Written under a temporary name in the same folder, synced, renamed, and the folder synced: once
-    this returns the file survives a power cut. A killed writer leaves at most a temporary file,
-    which `KVStore.verify` takes away; a live one holds a lock on it. Folders are made as needed.
-
-    Args:
-        path: where it goes; a file there is replaced, and so is a link.
-        metadata: what the file says of itself.
-        tensors: contiguous CPU tensors by name, in the order in which they follow.
-
-    Raises:
-        OSError: the file could not be written (disk full, a folder of the store that is a link);
-            nothing of it is left.
-    """
-    head = _encode(file_format, metadata, tensors)
-    with folder_of(path, make=True) as folder:
-        temporary, file = _temporary_file(path.name, folder)
-        try:
-            with file:
-                file.write(head)
-                for tensor in tensors.values():
-                    file.write(raw_bytes(tensor))
-                file.flush()
-                os.fsync(file.fileno())
-                size = file.tell()
-                os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(temporary, dir_fd=folder)
-            raise
-        os.fsync(folder)
-    return size
-
-
-def lock_abandoned(handle: int) -> bool:
-    """Lock an open temporary file, so that it can be removed; False when its writer is alive."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # also of a file system without locks: nobody knows
-        return False
-    return True
 
 
 class TensorFile(Closing):
@@ -224,9 +138,9 @@ class TensorFile(Closing):
 
     def _decode(self, text: bytes) -> tuple[dict[str, str], dict[str, TensorEntry]]:
         """The metadata and the tensors of a header's JSON text, checked against each other."""
-        if not text.startswith(_PREFIX):
+        if not text.startswith(PREFIX):
             raise self._unusable(f"its header is not that of a {self.FORMAT.noun}")
-        if xxh3_64_hexdigest(text[_TAIL:]).encode() != text[len(_PREFIX) : _TAIL]:
+        if xxh3_64_hexdigest(text[TAIL:]).encode() != text[len(PREFIX) : TAIL]:
             raise self._unusable("its header was altered: the checksum differs")
         try:
             document = json.loads(text)
@@ -320,47 +234,6 @@ class TensorFile(Closing):
         return self.FORMAT.error(f"{self.FORMAT.noun} {self.path.name} {_shortened(text)}")
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """torch's name of a dtype that a file can hold.
-
-    Raises:
-        StoreError: it cannot hold it.
-    """
-    name = str(dtype).removeprefix("torch.")
-    if name not in _SAFETENSORS_NAMES:
-        raise StoreError(f"a file of the store cannot hold {name}")
-    return name
-
-
-def _encode(
-    file_format: FileFormat, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]
-) -> bytes:
-    """The file's bytes in front of its data section: length prefix and JSON, padded."""
-    entries: dict[str, Any] = {}
-    checksums: dict[str, str] = {}
-    offset = 0
-    for name, tensor in tensors.items():
-        end = offset + tensor.nbytes
-        entries[name] = {
-            "dtype": _SAFETENSORS_NAMES[dtype_name(tensor.dtype)],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
-        checksums[f"xxh3:{name}"] = xxh3_64_hexdigest(raw_bytes(tensor))
-        offset = end
-    about = {
-        "xxh3": "0" * _DIGITS,
-        "format": file_format.name,
-        "format_version": str(file_format.version),
-        **metadata,
-        **checksums,
-    }
-    text = json.dumps({"__metadata__": about, **entries}, separators=(",", ":")).encode()
-    tail = text[_TAIL:] + b" " * (-(8 + len(text)) % _ALIGNMENT)
-    length = (_TAIL + len(tail)).to_bytes(8, "little")
-    return length + _PREFIX + xxh3_64_hexdigest(tail).encode() + tail
-
-
 def _entry(
     name: str, bit: int, value: Mapping[str, Any], metadata: Mapping[str, str]
 ) -> TensorEntry:
@@ -387,16 +260,3 @@ def _entry(
 
 def _shortened(text: str) -> str:
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
-
-
-def _temporary_file(name: str, folder: int) -> tuple[str, BinaryIO]:
-    """A new file that nobody takes for abandoned while it is open."""
-    while True:
-        temporary = f".{name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = open(os.open(temporary, flags, 0o666, dir_fd=folder), "wb")  # noqa: PTH123, SIM115
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)
-        if os.fstat(file.fileno()).st_nlink:
-            return temporary, file
-        file.close()  # somebody took it away between making and locking it

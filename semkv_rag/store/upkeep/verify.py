@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 from sqlalchemy import Connection
 
-from semkv_rag.errors import ChunkFileError, SemKVError, StateFileError, StoreVersionError
+from semkv_rag.errors import ChunkFileError, SemKVError
 from semkv_rag.reuse.tokens import StoredTokens
-from semkv_rag.store.files.beneath import NotAFileError, keep, open_file, remove_if_possible, status
+from semkv_rag.store.files.beneath import NotAFileError, open_file, remove_if_possible, status
 from semkv_rag.store.files.chunk_file import ChunkFile
 from semkv_rag.store.files.header import ChunkHeader
 from semkv_rag.store.files.paths import (
@@ -30,26 +29,20 @@ from semkv_rag.store.files.paths import (
     chunk_files,
     chunk_path,
     chunk_paths,
-    id_in_name,
     identity,
     links,
-    state_files,
-    state_path,
-    state_paths,
     temporary_files,
 )
-from semkv_rag.store.files.state_file import StateFile, StateHeader
-from semkv_rag.store.files.tensor_file import lock_abandoned
-from semkv_rag.store.gone import BATCH, GoneFile, promised, unlink
+from semkv_rag.store.files.tensor_writer import lock_abandoned
+from semkv_rag.store.gone import BATCH, GoneFile, unlink
 from semkv_rag.store.identity import FILE, is_sound
-from semkv_rag.store.index import chunks, feed, states
+from semkv_rag.store.index import chunks, feed
 from semkv_rag.store.index.database import Database
-from semkv_rag.store.records import ChunkKey, ChunkRecord, Problem, StateRecord, VerifyReport
-from semkv_rag.store.states import StoredStates, record_of
+from semkv_rag.store.records import ChunkKey, ChunkRecord, VerifyReport
+from semkv_rag.store.states import StoredStates
 from semkv_rag.store.upkeep.contents import Contents
-
-INDEX: Final = "index"
-"""The place of a finding that is about no file."""
+from semkv_rag.store.upkeep.findings import BrokenError
+from semkv_rag.store.upkeep.verify_states import StateChecks
 
 DEBRIS_AGE_S: Final = 3600.0
 """What nobody has written to for so long is of no writer that is under way: writing takes seconds."""
@@ -85,14 +78,6 @@ def verify(
     )
 
 
-class _BrokenError(Exception):
-    """A promise is not kept: which of its files, and why."""
-
-    def __init__(self, text: object, rank: int = 0) -> None:
-        super().__init__(str(text))
-        self.rank = rank
-
-
 @dataclass(frozen=True, eq=False)
 class _Orphan:
     """A sound file that no row promises."""
@@ -101,35 +86,7 @@ class _Orphan:
     header: ChunkHeader
 
 
-Header = TypeVar("Header", ChunkHeader, StateHeader)
-Result = TypeVar("Result")
-
-
-class _Run:
-    def __init__(
-        self,
-        database: Database,
-        contents: Contents,
-        stored_states: StoredStates,
-        *,
-        repair: bool,
-        tensors: bool,
-        progress: Callable[[int, int], None] | None,
-    ) -> None:
-        self._database = database
-        self._contents = contents
-        self._states = stored_states
-        self._root = contents.root
-        self._repair = repair
-        self._tensors = tensors
-        self._progress = progress
-        self._dropped: set[str] = set()
-        self.chunks = 0
-        self.states = 0
-        self.bytes = 0
-        self.problems: list[Problem] = []
-        self.notices: list[Problem] = []
-
+class _Run(StateChecks):
     def check_feed(self) -> None:
         """The numbers of the change feed: without them nothing can be added or removed."""
 
@@ -166,12 +123,6 @@ class _Run:
                     if self._progress:
                         self._progress(self.chunks, max(total, self.chunks))
 
-    def check_states(self) -> None:
-        """Every state's row: its file is there and sound."""
-        for record in self._states.records():
-            self._check_state(record)
-            self.states += 1
-
     def check_files(self) -> None:
         """Every chunk's file that the index does not promise."""
         for unknown in self._unknown(chunk_files(self._root)):
@@ -195,22 +146,6 @@ class _Run:
                 self._check_parts([part for part in parts if part not in own])
             if self._repair:
                 self._contents.add(whole, mending=True)
-
-    def check_state_files(self) -> None:
-        """Every state's file that the index does not promise."""
-        for unknown in self._unknown(state_files(self._root)):
-            orphans = [path for path in unknown if self._checked(path, self._read_state)]
-            for path in orphans:
-                self._take_in(path)
-            if self._repair:
-                self._states.promise(orphans, mending=True)
-
-    def _take_in(self, path: Path) -> None:
-        """Say that a file is not promised, and make it ready for that."""
-        self._notice("orphan", path, "sound, and not in the index")
-        if self._repair:
-            with suppress(FileNotFoundError):  # it went meanwhile, and will not be promised
-                keep(path)
 
     def check_temporary_files(self) -> None:
         """What killed writers left; it goes once it is old, because nobody can want it.
@@ -237,18 +172,6 @@ class _Run:
             finally:
                 os.close(handle)
 
-    def _unknown(self, paths: Iterable[Path]) -> Iterable[list[Path]]:
-        """Those of the files that the index does not promise; a chunk's files stand in one list."""
-        for _, together in groupby(paths, key=lambda path: path.parent):
-            by_id: dict[str | None, list[Path]] = {}
-            for path in together:
-                by_id.setdefault(id_in_name(path), []).append(path)
-            for ids in chunks.pieces(by_id, BATCH):
-                with self._database.reading() as connection:
-                    kept = promised(connection, self._root, [id_ for id_ in ids if id_])
-                if unknown := [path for id_ in ids for path in by_id[id_] if path not in kept]:
-                    yield unknown
-
     def _stored_tokens(self, batch: Sequence[ChunkRecord]) -> dict[str, StoredTokens]:
         owners = {(record.model, record.namespace) for record in batch}
         ids = [record.id for record in batch]
@@ -264,7 +187,7 @@ class _Run:
             seen = [identity(path) for path in paths]
             try:
                 self._require_kept(record, paths, stored)
-            except _BrokenError as error:
+            except BrokenError as error:
                 broken = error
             else:
                 return
@@ -311,9 +234,9 @@ class _Run:
     def _require_kept(
         self, record: ChunkRecord, paths: Sequence[Path], stored: StoredTokens | None
     ) -> None:
-        """Raise `_BrokenError` at the first of a chunk's files that is not as promised."""
+        """Raise `BrokenError` at the first of a chunk's files that is not as promised."""
         if not paths:
-            raise _BrokenError(f"the index holds a chunk {record.id!r} that can have no files")
+            raise BrokenError(f"the index holds a chunk {record.id!r} that can have no files")
         size = 0
         headers: list[ChunkHeader] = []
         for rank, path in enumerate(paths):
@@ -324,78 +247,16 @@ class _Run:
                     headers.append(file.header)
                     size += file.size_bytes
             except SemKVError as error:
-                raise _BrokenError(error, rank) from error
+                raise BrokenError(error, rank) from error
             text = _disagreement(record, stored, headers[rank], rank)
             if text is not None:
-                raise _BrokenError(text, rank)
+                raise BrokenError(text, rank)
         self.bytes += size
         if (record.kind, record.bytes) != (headers[0].kind, size):
             # So it is for a moment after a chunk was captured anew, too.
             self._notice("stale", paths[0], "the index says another kind or size")
             if self._repair:
                 self._contents.add([record], mending=True)
-
-    def _locked(self, operation: Callable[[Connection], Result]) -> Result:
-        """What `operation` sees is not changed by others meanwhile, when we may lock them out."""
-        if not self._database.read_only:
-            return self._database.freeing(operation)
-        with self._database.reading() as connection:
-            return operation(connection)
-
-    def _check_state(self, record: StateRecord) -> None:
-        while True:
-            paths = state_paths(self._root, record)
-            seen = [identity(path) for path in paths]
-            try:
-                self._require_state_kept(record, paths)
-            except _BrokenError as error:
-                text = str(error)
-            else:
-                return
-            now = self._locked(partial(self._drop_state_unless_changed, record, seen))
-            if now is None:
-                return  # it was evicted meanwhile
-            if now:
-                record = now[0]
-                continue  # it was written again
-            kind = "missing" if seen == [None] else "damaged"
-            self._problem(kind, paths[0] if paths else None, text)
-            return
-
-    def _drop_state_unless_changed(
-        self, record: StateRecord, seen: Sequence[Identity | None], connection: Connection
-    ) -> list[StateRecord] | None:
-        """As `_drop_unless_changed`."""
-        now = states.find(connection, [record.id])
-        if not now:
-            return None
-        paths = state_paths(self._root, record)
-        again = replace(now[0], used_at=record.used_at)
-        if again != record or [identity(path) for path in paths] != seen:
-            return [again]
-        if self._repair:
-            # The file is left to `check_state_files`.
-            self._states.drop(connection, [record])
-        return []
-
-    def _require_state_kept(self, record: StateRecord, paths: Sequence[Path]) -> None:
-        if not paths:
-            raise _BrokenError(f"the index holds a state {record.id!r} that can have no file")
-        try:
-            with StateFile(paths[0], model=record.model, state_id=record.id) as file:
-                if self._tensors:
-                    file.verify()
-                found = record_of(file.header, file.size_bytes)
-        except SemKVError as error:
-            raise _BrokenError(error) from error
-        if (record.namespace, record.key) != (found.namespace, found.key):
-            raise _BrokenError("the index says another namespace or image than its file")
-        self.bytes += found.bytes
-        said = (record.rows, record.width, record.dtype, record.bytes)
-        if said != (found.rows, found.width, found.dtype, found.bytes):
-            self._notice("stale", paths[0], "the index says another shape or size")
-            if self._repair:
-                self._states.promise(paths, mending=True)
 
     def _check_parts(self, parts: Sequence[_Orphan]) -> None:
         """Sound files that are not all of a chunk; the others may be on their way."""
@@ -410,23 +271,6 @@ class _Run:
             else:
                 self._notice("orphan", part.path, text)
 
-    def _checked(self, path: Path, read: Callable[[Path], Header]) -> Header | None:
-        """The header of a file that no row promises, when it is sound."""
-        seen = identity(path)
-        if seen is None:
-            return None
-        try:
-            return read(path)
-        except StoreVersionError as error:
-            self._notice("orphan", path, str(error))
-        except SemKVError as error:
-            self._notice("debris", path, str(error))
-            # What the system cannot read now may be sound.
-            if self._repair and not isinstance(error.__cause__, OSError | MemoryError):
-                gone = GoneFile(id_in_name(path) or "", path, seen)
-                unlink(self._database, self._root, [gone])
-        return None
-
     def _read_chunk(self, path: Path) -> ChunkHeader:
         with ChunkFile(path, model=None) as file:
             header = file.header
@@ -436,25 +280,6 @@ class _Run:
         if place != path:
             raise ChunkFileError(f"chunk file {path.name} is not where it belongs")
         return header
-
-    def _read_state(self, path: Path) -> StateHeader:
-        with StateFile(path, model=None) as file:
-            header = file.header
-            if self._tensors:
-                file.verify()
-        if state_path(self._root, header.model, header.namespace, header.id) != path:
-            raise StateFileError(f"state file {path.name} is not where it belongs")
-        return header
-
-    def _problem(self, kind: str, path: Path | None, text: str) -> None:
-        self.problems.append(self._finding(kind, path, text))
-
-    def _notice(self, kind: str, path: Path | None, text: str) -> None:
-        self.notices.append(self._finding(kind, path, text))
-
-    def _finding(self, kind: str, path: Path | None, text: str) -> Problem:
-        place = INDEX if path is None else str(path.relative_to(self._root))
-        return Problem(kind, _printable(place), _printable(text))
 
 
 def _disagreement(
@@ -480,8 +305,3 @@ def _is_old(path: Path) -> bool:
     """Whether nobody wrote to a file for long, or its time is long ahead: another clock's."""
     found = status(path)
     return found is not None and abs(time.time() - found.st_mtime) > DEBRIS_AGE_S
-
-
-def _printable(text: str) -> str:
-    """Names and texts that somebody else chose may hold what commands a terminal."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

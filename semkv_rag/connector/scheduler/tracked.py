@@ -1,0 +1,100 @@
+"""A request from its arrival to its end, as the scheduler's side knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from semkv_rag.config import AUTO, ReuseOptions
+from semkv_rag.connector.images.image_report import take_fusion_report
+from semkv_rag.connector.messages import BlendResult
+from semkv_rag.report import ReuseReport
+from semkv_rag.reuse import ImageRows, ReusePlan, Span, TokenArray, tell_images_apart, token_array
+from semkv_rag.wire import CAPTURED_KEY, PARAMS_KEY
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+@dataclass
+class TrackedRequest:
+    """One live request.
+
+    Attributes:
+        options: its own.
+        look_up: what is stored of its prompt, until the plan is made; `since` when it began.
+        images: in prompt order, each under the key it is taken for.
+        names: of the images' features, as they are loaded and saved; given to the request with the plan.
+        first_near: where the first image stands that is taken for another one.
+        answer_tokens: at the prompt's end, that are an answer to it.
+        capture: the wish that the prompt be captured; `captured` once the workers were told.
+    """
+
+    request: Request
+    options: ReuseOptions
+    report: ReuseReport
+    look_up: Future[list[Span]] | None = None
+    since: float = 0.0
+    images: list[ImageRows] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    first_near: int | None = None
+    answer_tokens: int = 0
+    plan: ReusePlan | None = None
+    capture: Mapping[str, Any] | None = None
+    captured: bool = False
+    in_prefix_cache: int = 0
+
+    def tokens(self) -> TokenArray:
+        """The prompt's tokens as they are matched and stored."""
+        return tell_images_apart(token_array(self.request.prompt_token_ids), self.images)
+
+    def matchable(self) -> TokenArray:
+        """Those of them in which chunks are looked for."""
+        tokens = self.tokens()
+        return tokens[: len(tokens) - self.answer_tokens]
+
+    def is_to_be_captured(self, end: int) -> bool:
+        """Whether it is wished for, was not done, and the prompt is computed up to its end by `end`."""
+        wished = self.capture is not None and not self.captured
+        return wished and end >= self.request.num_prompt_tokens
+
+    def take(self, result: BlendResult) -> None:
+        """Take the outcome of its blend into the report."""
+        stats = result.stats
+        if stats is None:
+            self.report = replace(
+                self.report,
+                kv_cache="miss",
+                exact_tokens=0,
+                reused_tokens=0,
+                recomputed_tokens=0,
+                chunk_ids=(),
+                reason=result.error,
+            )
+            return
+        if self.options.ratio == AUTO and self.report.reused_tokens:
+            spent = round(stats.recomputed / self.report.reused_tokens, 4)
+            self.report = replace(self.report, ratio=spent, reason=stats.note)
+        self.report = replace(
+            self.report,
+            risk=None if stats.risk is None else round(stats.risk, 5),
+            recomputed_tokens=stats.recomputed,
+            charged_ratio=round(stats.charged_ratio, 4),
+            load_ms=round(stats.load_ms, 3),
+            blend_ms=round(stats.blend_ms, 3),
+        )
+
+    def answer(self) -> dict[str, Any]:
+        """The answer's `kv_transfer_params`: the report, and whether the request was captured."""
+        report = replace(self.report, preemptions=self.request.num_preemptions)
+        images = take_fusion_report(self.request.request_id)
+        if images is not None:
+            report = report.with_images(
+                images.loaded, images.computed, images.mapped, images.reason
+            )
+        said: dict[str, Any] = {PARAMS_KEY: report.to_mapping()}
+        if self.captured:
+            said[CAPTURED_KEY] = True
+        return said
