@@ -29,11 +29,11 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.quality_real import tasks
 from benchmarks.quality_real.network import Cache, Network
+from benchmarks.quality_real.outcome import Outcome
 from benchmarks.quality_real.published import PUBLISHED, PublishedKVDeviation
 from benchmarks.quality_real.report import draw, table
 from benchmarks.quality_real.ways import (
     Context,
-    Outcome,
     Stored,
     asked_score,
 )

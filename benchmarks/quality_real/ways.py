@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.quality_real.network import Cache, Network
+from benchmarks.quality_real.outcome import Outcome
 from benchmarks.quality_real.tasks import Task
 from semkv_rag.blend import (
     LOOKED_AT,
@@ -30,20 +31,6 @@ SEPARATOR = "\n\n"
 MAX_ANSWER = 24
 QUESTION_TOKENS = 64
 """Of the question, so many at most are asked with, as in the engine."""
-
-
-@dataclass
-class Outcome:
-    """What came of one way: distance from full prefill at its answer, and the task's score."""
-
-    kl: float
-    equal: float
-    score: float
-    same: bool
-    charged: float
-    text: str
-    worst_kl: float
-    risk: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
