@@ -60,7 +60,6 @@ bench: setup model
 	$(RUN) benchmarks/precompute.py
 	$(RUN) benchmarks/matcher.py
 	$(RUN) benchmarks/integrations.py
-	$(RUN) benchmarks/selector_cost.py
 	$(RUN) benchmarks/tiers.py
 	$(RUN) benchmarks/capture.py
 	$(RUN) benchmarks/paraphrases.py

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from workbench.settings import READER, ROOT
 
@@ -39,6 +40,10 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, own)))
         # PyTorch outside of vLLM: threads of two processes that wait for each other's cores spin.
         os.environ.setdefault("OMP_NUM_THREADS", str(len(own)))
+
+# No test is about time: a busy machine fails none.
+settings.register_profile("ours", deadline=None)
+settings.load_profile("ours")
 
 if TYPE_CHECKING:
     from semkv_rag.engine import Engine

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from semkv_rag.config import PRESETS, ReuseOptions
@@ -162,7 +162,6 @@ def top(whole: dict[int, float], count: int, named: int) -> dict[int, float]:
     return {token: whole[token] for token in (*best, named)}
 
 
-@settings(deadline=None)
 @given(distributions(), st.integers(1, 12), st.integers(0, 1))
 def test_divergence_is_a_lower_bound_of_the_kl(
     both: tuple[dict[int, float], dict[int, float]], count: int, named: int

@@ -80,7 +80,7 @@ def chunks(*texts: list[int]) -> dict[str, StoredTokens]:
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(drawn=stores_and_prompts(), window=WINDOWS)
 # A longer chunk has no context either, and other tokens where the exact one begins.
 @example(drawn=(chunks([0] * 3, [1, 0, 0, 1, *[0] * 6, 1]), [0, 0, 0, 1, -1]), window=2)
@@ -130,7 +130,7 @@ def variants_and_prompts(draw: st.DrawFn) -> tuple[dict[str, StoredTokens], list
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(drawn=variants_and_prompts(), window=WINDOWS)
 def test_the_variant_whose_context_fits_best_is_taken(
     drawn: tuple[dict[str, StoredTokens], list[int]], window: int
@@ -144,7 +144,7 @@ def test_the_variant_whose_context_fits_best_is_taken(
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     pattern=st.lists(st.integers(0, 3), min_size=1, max_size=6),
     lengths=st.lists(st.integers(1, 90), min_size=1, max_size=6),
@@ -172,7 +172,7 @@ def test_periodic_streams_lose_little_to_crowding(
     assert sum(span.length for span in spans) >= greedy_tokens(runs, shortest) - ends * shortest
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(drawn=stores_and_prompts(), window=WINDOWS, data=st.data())
 def test_removal_leaves_what_a_fresh_index_finds(
     drawn: tuple[dict[str, StoredTokens], list[int]], window: int, data: st.DataObject

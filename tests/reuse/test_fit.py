@@ -58,7 +58,7 @@ def test_ranks() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     pieces=st.lists(st.lists(st.integers(0, 2), max_size=24), min_size=3, max_size=3),
     order=st.lists(st.integers(0, 2), max_size=4),

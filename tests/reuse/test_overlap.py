@@ -72,7 +72,7 @@ def drawn_runs(draw: st.DrawFn) -> list[Span]:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(runs=drawn_runs())
 def test_most_tokens_are_covered(runs: list[Span]) -> None:
     spans = resolve(runs, 5)

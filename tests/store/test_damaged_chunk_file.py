@@ -185,7 +185,7 @@ def test_a_newer_format_is_told_apart(path: Path) -> None:
         read_all(path)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=300), st.integers(0, 3000), st.integers(0, 300))
 def test_anything_spliced_in(path: Path, piece: bytes, offset: int, cut: int) -> None:
     original = path.read_bytes()

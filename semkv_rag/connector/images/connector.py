@@ -2,9 +2,9 @@
 
 vLLM asks an *encoder-cache connector* before it runs the vision tower on an image. It makes one
 `FusionConnector` in the scheduler and one in each worker; each holds the half of its role. See
-`fusion_lookup.StateLookup` for the scheduler's half, `fusion_writer.StateWriter` for the workers', and
+`lookup.StateLookup` for the scheduler's half, `writer.StateWriter` for the workers', and
 `ec_connector/base.py` of vLLM for the contract of both. It stands beside the KV connector: which images
-may be loaded and saved is said by the names that its `RequestPlanner` gives them (`fusion_ids`), and an
+may be loaded and saved is said by the names that its `RequestPlanner` gives them (`identifiers`), and an
 image whose KV is reused is never asked for here.
 
 Configured by `ECTransferConfig.ec_connector_extra_config`; `engine.launch` writes it:

@@ -17,7 +17,7 @@ Blocks that hold blended KV must not be found by a request that did not ask for 
 plan's digest goes into the hash of the block with the first inexact token, and with that into all behind
 it, those that fill up while the answer is decoded included (`block_hashes`). Blocks before it are shared
 with ordinary requests of the namespace. Namespaces are kept apart by vLLM's `cache_salt`, which a request
-has when it arrives here (`reporting`).
+has when it arrives here (`engine.client`).
 
 **A block that is found may not be filled yet.** vLLM shares a block from the moment it is scheduled.
 For its own forward that is soon enough, but a blend runs before the forward: blocks that the same
@@ -25,8 +25,8 @@ step's forward fills are therefore computed by the blend too.
 
 **Images.** An image's placeholders are matched by what it shows (see `reuse.images`). Its KV is used
 where all before it is the same as well; a plan ends before the first image of which that is not true.
-The features of images come from the store under names that are given here (see `fusion_ids`). Where an
-image is taken for a stored one that looks like it, all of this follows the stored one, and the blocks
+The features of images come from the store under names that are given here (`images.identifiers`).
+Where an image is taken for a stored one that looks like it, all of this follows the stored one, and the blocks
 from there on are that request's alone.
 """
 

@@ -5,8 +5,8 @@ Run once per worker, at start-up, on a few dozen tokens in blocks that nothing u
 1. the keys of tokens computed at one position, moved to another, are the keys computed there; this
    also finds out how each layer rotates (or that it does not);
 2. a blend that recomputes everything gives the hidden states of plain prefill;
-3. so does a blend that recomputes a third of the tokens, when the stored KV is right: it checks the
-   check layer, the cutting of arguments, the scattered attention and the writing of stored KV;
+3. so does a blend that recomputes a third of the tokens behind a check layer, when the stored KV is
+   right: this checks scattered attention and the writing of stored KV;
 4. and once more in pieces, as prompts beyond vLLM's batch size are blended;
 5. and once more behind a pass of the question, which borrows blocks.
 
@@ -105,9 +105,17 @@ class _Gate:
         whole = self._pass.setting.piece_tokens
         for options, piece_tokens, what in (
             (ReuseOptions(ratio=1.0), whole, "recomputes everything"),
-            (ReuseOptions(ratio=1 / 3), whole, "reuses right KV"),
-            (ReuseOptions(ratio=1 / 3), CHUNK_TOKENS // 2, "runs in pieces"),
-            (ReuseOptions(ratio=1 / 3, selector="query_attention"), whole, "asks the question"),
+            (ReuseOptions(ratio=1 / 3, selector="kv_deviation"), whole, "reuses right KV"),
+            (
+                ReuseOptions(ratio=1 / 3, selector="kv_deviation"),
+                CHUNK_TOKENS // 2,
+                "runs in pieces",
+            ),
+            (
+                ReuseOptions(ratio=1 / 3, selector="sensitivity_attention"),
+                whole,
+                "asks the question",
+            ),
         ):
             # What the blend does not write must not be right by having been there before.
             self._computed(self._tokens[::-1], 0)

@@ -39,7 +39,7 @@ class StateHeader:
     Attributes:
         model: fingerprint of the model that computed it.
         namespace: the tenant it belongs to.
-        key: which image, 64 hex digits; see `engine.fusion_ids.state_key`.
+        key: which image, 64 hex digits; see `connector.images.identifiers`.
         rows: image tokens of the prompt that it stands for.
         width: numbers of each.
         dtype: torch's name of their dtype.
