@@ -52,7 +52,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 
 from semkv_rag.engine import Engine, llm_capturer
-from semkv_rag.prompt_cache import TierOptions
+from semkv_rag.prompt_cache import PromptCacheOptions
 from workbench.chunks import random_tokens
 from workbench.figures import save, summary
 from workbench.inside import inside
@@ -108,7 +108,7 @@ class Asking:
         times = []
         with tiered(self._engine, encoders={}) as tiering:
             for side, prompt in zip(sides, prompts, strict=True):
-                tiering.cascade.options = TierOptions(capture=side == ON)
+                tiering.cascade.options = PromptCacheOptions(capture=side == ON)
                 began = time.perf_counter()
                 answer = self._engine.generate(prompt, sampling=self._sampling)
                 total = 1000 * (time.perf_counter() - began)

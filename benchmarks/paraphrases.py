@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from semkv_rag.engine import Engine
-from semkv_rag.prompt_cache import TierOptions
+from semkv_rag.prompt_cache import PromptCacheOptions
 from workbench.figures import save
 from workbench.paraphrases import OTHER, PARAPHRASE, REUSED_TARGET, ask, evaluate, make_pairs
 
@@ -47,7 +47,7 @@ def main() -> None:
         Engine(
             str(READER),
             store=store,
-            tiers=TierOptions(capture=False),
+            prompt_cache=PromptCacheOptions(capture=False),
             dtype="float32",
             kv_cache_memory_bytes=256 << 20,
         ) as engine,

@@ -34,7 +34,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 from sqlalchemy import insert
 
-from semkv_rag.prompt_cache import CallableEncoder, Cascade, Lookup, Normalisation, TierOptions
+from semkv_rag.prompt_cache import (
+    CallableEncoder,
+    Cascade,
+    Lookup,
+    Normalisation,
+    PromptCacheOptions,
+)
 from semkv_rag.prompt_cache.normalise import prompt_key
 from semkv_rag.prompt_cache.vectors.index import GRAPH_FROM, Vectors, normalised
 from semkv_rag.store import KVStore, VectorKey, chunk_id
@@ -144,7 +150,7 @@ def measure(count: int, repeats: int, folder: Path) -> dict[str, Any]:
         fill(store, count)
         before = resident_bytes()
         started, cpu = time.perf_counter(), time.process_time()
-        options = TierOptions(threshold=0.85)
+        options = PromptCacheOptions(threshold=0.85)
         with Cascade(store, MODEL, options, {KEY.layer: source.encoder}) as cascade:
             opened_s = time.perf_counter() - started
             index = cascade._indexes._indexes["default", KEY]

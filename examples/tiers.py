@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from semkv_rag import Engine
-from semkv_rag.prompt_cache import TierOptions
+from semkv_rag.prompt_cache import PromptCacheOptions
 
 HERE = Path(__file__).resolve().parent
 MODEL = str(HERE / "reader")
@@ -50,7 +50,7 @@ def show(engine: Engine) -> None:
 
 def main() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    with Engine(MODEL, store=STORE, tiers=TierOptions(), **ENGINE_ARGS) as engine:
+    with Engine(MODEL, store=STORE, prompt_cache=PromptCacheOptions(), **ENGINE_ARGS) as engine:
         show(engine)
 
 

@@ -1,10 +1,11 @@
 """Precomputed KV caches for RAG on vLLM: a document is prefilled once, and never again.
 
-`semkv_rag.corpus` precomputes documents, `semkv_rag.store` keeps their KV, `semkv_rag.engine` answers
-with it; `semkv_rag.reuse` and `semkv_rag.blend` are the matching and the arithmetic in between. Only
-`Engine` needs vLLM, and imports it when it is asked for.
+What users need is here: `Engine` answers, `precompute` stores documents in a `KVStore`, `ReuseOptions` and
+`PromptCacheOptions` say how stored KV is reused, `ReuseReport` what came of it. A selector of one's own is
+a `semkv_rag.blend.Selector`. Only `Engine` needs vLLM; what is heavy is imported when it is asked for.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from semkv_rag.config import ReuseOptions
@@ -15,32 +16,53 @@ from semkv_rag.errors import (
     MissingExtraError,
     OptionError,
     SemKVError,
+    StateFileError,
     StoreError,
     StoreVersionError,
 )
 from semkv_rag.report import ReuseReport
 
 if TYPE_CHECKING:
-    from semkv_rag.engine import Engine
+    from semkv_rag.corpus import PrecomputeResult, precompute
+    from semkv_rag.engine import Completion, Engine
+    from semkv_rag.prompt_cache import PromptCacheOptions
+    from semkv_rag.store import KVStore
 
 __all__ = [
     "ChunkFileError",
+    "Completion",
     "CorpusError",
     "Engine",
     "EngineError",
+    "KVStore",
     "MissingExtraError",
     "OptionError",
+    "PrecomputeResult",
+    "PromptCacheOptions",
     "ReuseOptions",
     "ReuseReport",
     "SemKVError",
+    "StateFileError",
     "StoreError",
     "StoreVersionError",
+    "precompute",
 ]
+
+_LATER = {
+    "Completion": "semkv_rag.engine",
+    "Engine": "semkv_rag.engine",
+    "KVStore": "semkv_rag.store",
+    "PrecomputeResult": "semkv_rag.corpus",
+    "PromptCacheOptions": "semkv_rag.prompt_cache",
+    "precompute": "semkv_rag.corpus",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Engine":
-        from semkv_rag.engine import Engine
-
-        return Engine
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

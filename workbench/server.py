@@ -60,7 +60,7 @@ class Server:
             *("--dtype", "float32", "--max-model-len", "1024"),
             *("--kv-cache-memory-bytes", str(256 << 20), "--block-size", "32", "--seed", "0"),
             *(
-                "--tiers",
+                "--prompt-cache",
                 json.dumps({"capture_longer_than": self.captures_beyond, "threshold": 0.999}),
             ),
             *("--operator-key", str(operator)),

@@ -1,4 +1,4 @@
-"""The tiers around an engine that runs, as `Engine(…, tiers=…)` puts them there."""
+"""The tiers around an engine that runs, as `Engine(…, prompt_cache=…)` puts them there."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from contextlib import contextmanager
 
 from semkv_rag.engine import Engine
 from semkv_rag.engine.prompt_lookup import PromptLookup
-from semkv_rag.prompt_cache import Cascade, Encoder, TierOptions
+from semkv_rag.prompt_cache import Cascade, Encoder, PromptCacheOptions
 from workbench.word_bags import WORDS
 
 
 @contextmanager
 def tiered(
     engine: Engine,
-    options: TierOptions | None = None,
+    options: PromptCacheOptions | None = None,
     encoders: Mapping[str, Encoder] | None = None,
 ) -> Iterator[PromptLookup]:
     """Have the engine ask the tiers inside the block; with bags of words as semantic vectors."""

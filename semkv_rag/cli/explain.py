@@ -12,7 +12,7 @@ from semkv_rag.cli.output import data_only_stdout, print_json, say
 from semkv_rag.config import DEFAULT_NAMESPACE
 from semkv_rag.errors import OptionError
 from semkv_rag.model_name import check_model
-from semkv_rag.prompt_cache import Candidate, Cascade, TierOptions
+from semkv_rag.prompt_cache import Candidate, Cascade, PromptCacheOptions
 
 
 def explain_command(
@@ -29,14 +29,15 @@ def explain_command(
     source_version: Annotated[
         str, typer.Option(help="The version of what the prompt was made from.")
     ] = "",
-    tiers: options.Tiers = None,
+    prompt_cache: options.PromptCache = None,
     tier_encoder: options.TierEncoders = None,
     threshold: Annotated[
-        float | None, typer.Option(help="The least similarity of a donor, over that of --tiers.")
+        float | None,
+        typer.Option(help="The least similarity of a donor, over that of --prompt-cache."),
     ] = None,
     reuse: Annotated[
         str | None,
-        typer.Option(help="aligned, or substitute to see its vetoes; over that of --tiers."),
+        typer.Option(help="aligned, or substitute to see its vetoes; over that of --prompt-cache."),
     ] = None,
     engine_arg: options.EngineArgs = None,
     as_json: options.Json = False,
@@ -45,11 +46,11 @@ def explain_command(
 
     Nothing is computed by the model and nothing is stored.
     """
-    tier_options, encoders = options.tier_options(tiers or "{}", tier_encoder)
-    assert tier_options is not None
+    cache_options, encoders = options.cache_options(prompt_cache or "{}", tier_encoder)
+    assert cache_options is not None
     chosen = {"threshold": threshold, "reuse": reuse}
-    tier_options = TierOptions.from_mapping(
-        tier_options.to_mapping()
+    cache_options = PromptCacheOptions.from_mapping(
+        cache_options.to_mapping()
         | {name: value for name, value in chosen.items() if value is not None}
     )
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -63,7 +64,7 @@ def explain_command(
         with OfflineModel(model, **arguments) as offline:
             text, tokens = offline.render([{"role": "user", "content": text}] if chat else text)
         known = {one.fingerprint: one.description for one in kv_store.models()}
-        with Cascade(kv_store, offline.fingerprint, tier_options, encoders) as cascade:
+        with Cascade(kv_store, offline.fingerprint, cache_options, encoders) as cascade:
             cascade.load()
             found = cascade.explain(text, tokens, namespace, source_version=source_version)
     if offline.fingerprint not in known:

@@ -12,9 +12,9 @@ import typer
 
 from semkv_rag.config import DEFAULT_NAMESPACE, PRESETS, ReuseOptions
 from semkv_rag.errors import OptionError, StoreError
-from semkv_rag.prompt_cache import Encoder, TierOptions
+from semkv_rag.prompt_cache import Encoder, PromptCacheOptions
 from semkv_rag.prompt_cache.lookup import SEMANTIC_LAYER
-from semkv_rag.prompt_cache.named import MINILM, tiers_of
+from semkv_rag.prompt_cache.named import MINILM, prompt_cache_of
 from semkv_rag.selectors import SELECTORS
 from semkv_rag.store import KVStore
 
@@ -76,12 +76,12 @@ QuestionTokens: TypeAlias = Annotated[
         " those behind the last chunk unless given.",
     ),
 ]
-Tiers: TypeAlias = Annotated[
+PromptCache: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--tiers",
+        "--prompt-cache",
         metavar="JSON",
-        help='Options of the tiers over whole prompts, such as {"threshold": 0.9}; {} for the defaults.',
+        help='Options of the prompt cache, such as {"threshold": 0.9}; {} for the defaults.',
     ),
 ]
 TierEncoders: TypeAlias = Annotated[
@@ -170,13 +170,13 @@ def size_in_bytes(text: str) -> int:
     return int(float(found[1]) * 1000**power)
 
 
-def tier_options(
+def cache_options(
     text: str | None, encoders: Sequence[str] | None
-) -> tuple[TierOptions | None, dict[str, Encoder] | None]:
-    """The tiers' options, None without any, and the encoders that are named, None without any.
+) -> tuple[PromptCacheOptions | None, dict[str, Encoder] | None]:
+    """The prompt cache's options, None without any, and the encoders that are named, None without any.
 
     Args:
-        text: a JSON object of the fields of `TierOptions`.
+        text: a JSON object of the fields of `PromptCacheOptions`.
         encoders: `LAYER=NAME` each.
 
     Raises:
@@ -191,7 +191,7 @@ def tier_options(
     try:
         values = None if text is None else json.loads(text)
     except ValueError as error:
-        raise OptionError(f"--tiers {text}: {error}; write a JSON object") from error
+        raise OptionError(f"--prompt-cache {text}: {error}; write a JSON object") from error
     if text is not None and not isinstance(values, dict):
-        raise OptionError(f"--tiers {text}: write a JSON object")
-    return tiers_of(values, layers)
+        raise OptionError(f"--prompt-cache {text}: write a JSON object")
+    return prompt_cache_of(values, layers)

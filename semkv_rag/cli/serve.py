@@ -55,7 +55,7 @@ def serve_command(
     ratio: options.Ratio = None,
     selector: options.Selector = None,
     question_tokens: options.QuestionTokens = None,
-    tiers: options.Tiers = None,
+    prompt_cache: options.PromptCache = None,
     tier_encoder: options.TierEncoders = None,
 ) -> None:
     """Serve a model with vLLM's OpenAI server, with reuse.
@@ -63,7 +63,7 @@ def serve_command(
     The model stands first. Every option not listed here goes to vLLM as it is: --port, --dtype,
     --max-model-len and all others. A request may choose preset, ratio and selector, or switch reuse off.
     """
-    tier_options, encoders = options.tier_options(tiers, tier_encoder)
+    cache_options, encoders = options.cache_options(prompt_cache, tier_encoder)
     check_model(model, _of_vllm("--download-dir", context.args))
     from semkv_rag.server.limits import Limits
     from semkv_rag.server.serve import serve
@@ -78,7 +78,7 @@ def serve_command(
         trust_request_namespace=trust_request_namespace,
         operator_key=_read_key(operator_key) if operator_key else None,
         limits=Limits.from_mapping(_json_object("--limits", limits)),
-        tiers=tier_options,
+        prompt_cache=cache_options,
         encoders=encoders,
         vllm_args=context.args,
     )

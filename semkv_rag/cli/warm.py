@@ -45,7 +45,7 @@ def warm_command(
     namespace: Annotated[
         str, typer.Option(help="The tenant of prompts that name none.")
     ] = DEFAULT_NAMESPACE,
-    tiers: options.Tiers = None,
+    prompt_cache: options.PromptCache = None,
     tier_encoder: options.TierEncoders = None,
     engine_arg: options.EngineArgs = None,
     as_json: options.Json = False,
@@ -57,7 +57,7 @@ def warm_command(
     so the same command again goes on where it was stopped. Exit code 1: a prompt was not stored.
     """
     arguments = options.engine_args(engine_arg)
-    tier_options, encoders = options.tier_options(tiers or "{}", tier_encoder)
+    cache_options, encoders = options.cache_options(prompt_cache or "{}", tier_encoder)
     lines = read_prompts(file, namespace)
     check_model(model, arguments.get("download_dir"))
     with data_only_stdout(), ExitStack() as stack:
@@ -67,7 +67,7 @@ def warm_command(
             prompts = [_rendered(offline, line) for line in lines]
         kv_store = stack.enter_context(KVStore(store, index_url=index_url))
         cascade = stack.enter_context(
-            Cascade(kv_store, offline.fingerprint, tier_options, encoders)
+            Cascade(kv_store, offline.fingerprint, cache_options, encoders)
         )
         cascade.load()
         bar = stack.enter_context(ProgressBar("prompts"))

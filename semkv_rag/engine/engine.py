@@ -43,7 +43,7 @@ from semkv_rag.engine.startup import Started, start
 from semkv_rag.engine.storing import Storing
 from semkv_rag.errors import EngineError, OptionError, SemKVError
 from semkv_rag.model_name import check_model
-from semkv_rag.prompt_cache import Encoder, TierOptions
+from semkv_rag.prompt_cache import Encoder, PromptCacheOptions
 from semkv_rag.report import ReuseReport
 from semkv_rag.store import KVStore
 from semkv_rag.wire import PARAMS_KEY
@@ -61,8 +61,8 @@ class Engine(OpenAIAnswers, Storing, Closing):
         reuse: the options of requests that bring none.
         chat_args: options of vLLM's chat, named as on its command line with `_` for `-`, such as
             `{"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}`.
-        tiers: how whole prompts that resemble an earlier one are found and stored; None for not at
-            all. Needs a store and the extra `tiers`.
+        prompt_cache: how whole prompts that resemble an earlier one are found and stored; None for not at
+            all. Needs a store and the extra `prompt-cache`.
         encoders: of the tiers, by layer; see `semkv_rag.prompt_cache.Cascade`.
         engine_args: fields of vLLM's `AsyncEngineArgs`, such as `dtype` or `max_model_len`.
 
@@ -91,12 +91,12 @@ class Engine(OpenAIAnswers, Storing, Closing):
         index_url: str | None = None,
         reuse: ReuseOptions | None = None,
         chat_args: Mapping[str, Any] | None = None,
-        tiers: TierOptions | None = None,
+        prompt_cache: PromptCacheOptions | None = None,
         encoders: Mapping[str, Encoder] | None = None,
         **engine_args: Any,
     ) -> None:
-        if tiers is not None and store is None:
-            raise OptionError("tiers need a store: pass store=…")
+        if prompt_cache is not None and store is None:
+            raise OptionError("prompt_cache needs a store: pass store=…")
         check_model(model, engine_args.get("download_dir"))
         self.model = model
         self.reuse = reuse or ReuseOptions()
@@ -118,7 +118,7 @@ class Engine(OpenAIAnswers, Storing, Closing):
                     obstacle,
                     store=self.store,
                     description={"model": model, **{k: str(v) for k, v in engine_args.items()}},
-                    tiers=tiers,
+                    prompt_cache=prompt_cache,
                     encoders=encoders,
                     in_flight=CAPTURES_IN_FLIGHT,
                     disable_log_stats=True,
@@ -219,7 +219,7 @@ class Engine(OpenAIAnswers, Storing, Closing):
         return stream_async(self._loop.submit, self._parts(prompt, params))
 
     @property
-    def has_tiers(self) -> bool:
+    def has_prompt_cache(self) -> bool:
         """Whether whole prompts are looked up before they are answered."""
         return self._llm is not None and self._llm.prompt_lookup is not None
 

@@ -17,7 +17,7 @@ from semkv_rag.connector.messages import GateReport
 from semkv_rag.engine.client import ReportingLLM
 from semkv_rag.engine.llm_capturer import LLMCapturer
 from semkv_rag.engine.prompt_lookup import PromptLookup
-from semkv_rag.prompt_cache import Cascade, Encoder, TierOptions
+from semkv_rag.prompt_cache import Cascade, Encoder, PromptCacheOptions
 from semkv_rag.store import KVStore
 
 
@@ -41,7 +41,7 @@ async def start(
     *,
     store: KVStore | None,
     description: Mapping[str, str],
-    tiers: TierOptions | None = None,
+    prompt_cache: PromptCacheOptions | None = None,
     encoders: Mapping[str, Encoder] | None = None,
     in_flight: int,
     **client: Any,
@@ -52,7 +52,7 @@ async def start(
         config, obstacle: from `semkv_rag.engine.launch.resolve`.
         store: where chunks are stored.
         description: what the model's fingerprint stands for, for people who look into the store.
-        tiers: how whole prompts that resemble an earlier one are found; None for not at all.
+        prompt_cache: how whole prompts that resemble an earlier one are found; None for not at all.
         encoders: of the tiers; see `semkv_rag.prompt_cache.Cascade`.
         in_flight: chunks of one capture that are computed or being written at a time.
         client: options of vLLM's engine client.
@@ -76,8 +76,8 @@ async def start(
             gate=gate,
             in_flight=in_flight,
         )
-        if tiers is not None and gate.servable:
-            cascade = Cascade(store, capturer.fingerprint, tiers, encoders)
+        if prompt_cache is not None and gate.servable:
+            cascade = Cascade(store, capturer.fingerprint, prompt_cache, encoders)
             await asyncio.to_thread(cascade.load)
             llm.prompt_lookup = PromptLookup(cascade, capturer, llm)
         return Started(llm, gate, capturer)

@@ -92,7 +92,7 @@ class Storing:
         lookup = None if self._llm is None else self._llm.prompt_lookup
         if not isinstance(lookup, PromptLookup):
             raise EngineError(
-                "no tiers: pass store=… and tiers=TierOptions()"
+                "no prompt cache: pass store=… and prompt_cache=PromptCacheOptions()"
                 if self.gate.servable
                 else f"this model cannot be served with reuse: {self.gate.reason}"
             )

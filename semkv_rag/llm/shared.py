@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from semkv_rag.prompt_cache.named import tiers_of
+from semkv_rag.prompt_cache.named import prompt_cache_of
 
 if TYPE_CHECKING:
     from semkv_rag.engine import Engine
-    from semkv_rag.prompt_cache import Encoder, TierOptions
+    from semkv_rag.prompt_cache import Encoder, PromptCacheOptions
 
 _engines: dict[str, Engine] = {}
 _lock = threading.Lock()
@@ -28,7 +28,7 @@ def shared_engine(
     index_url: str | None,
     engine_args: Mapping[str, Any],
     chat_args: Mapping[str, Any] | None = None,
-    tiers: TierOptions | Mapping[str, Any] | None = None,
+    prompt_cache: PromptCacheOptions | Mapping[str, Any] | None = None,
     encoders: Mapping[str, str | Encoder] | None = None,
 ) -> Engine:
     """The process's engine for these arguments; the first call starts it, which takes a while.
@@ -36,7 +36,7 @@ def shared_engine(
     Args:
         engine_args: further arguments of `Engine`: its own options, or fields of `AsyncEngineArgs`.
         chat_args: options of vLLM's chat, as `Engine` takes them.
-        tiers: as `Engine` takes them, or a mapping of their fields.
+        prompt_cache: as `Engine` takes them, or a mapping of their fields.
         encoders: of the tiers, by layer; some by name, see `semkv_rag.prompt_cache.named`.
 
     Raises:
@@ -46,7 +46,7 @@ def shared_engine(
         EngineError: vLLM does not start.
     """
     folder = None if store is None else str(Path(store).resolve())
-    options, made = tiers_of(tiers, encoders)
+    options, made = prompt_cache_of(prompt_cache, encoders)
     given = [None if options is None else options.to_mapping(), dict(encoders or {})]
     named = [model, folder, index_url, dict(engine_args), dict(chat_args or {}), *given]
     key = json.dumps(named, sort_keys=True, default=repr)
@@ -59,7 +59,7 @@ def shared_engine(
                 store=folder,
                 index_url=index_url,
                 chat_args=chat_args,
-                tiers=options,
+                prompt_cache=options,
                 encoders=made,
                 **engine_args,
             )

@@ -8,7 +8,7 @@ where resemblance is not enough. Usable without vLLM; the encoders and FAISS com
 from semkv_rag.prompt_cache.cascade import Cascade
 from semkv_rag.prompt_cache.lookup import Candidate, Explanation, Lookup
 from semkv_rag.prompt_cache.normalise import Normalisation
-from semkv_rag.prompt_cache.options import TierOptions
+from semkv_rag.prompt_cache.options import PromptCacheOptions
 from semkv_rag.prompt_cache.vectors.encoders import (
     CallableEncoder,
     Encoder,
@@ -25,6 +25,6 @@ __all__ = [
     "Lookup",
     "Normalisation",
     "PerceptualHash",
+    "PromptCacheOptions",
     "SentenceEncoder",
-    "TierOptions",
 ]

@@ -21,7 +21,7 @@ from semkv_rag.config import DEFAULT_NAMESPACE, check_namespace
 from semkv_rag.errors import OptionError, SemKVError
 from semkv_rag.prompt_cache.guarding import Guarding
 from semkv_rag.prompt_cache.lookup import SEMANTIC_LAYER, Asked, Explanation, Lookup
-from semkv_rag.prompt_cache.options import TierOptions
+from semkv_rag.prompt_cache.options import PromptCacheOptions
 from semkv_rag.prompt_cache.search import Parts, Search, encode
 from semkv_rag.prompt_cache.vectors.encoders import Encoder, SentenceEncoder
 from semkv_rag.prompt_cache.vectors.index import VectorIndex, Vectors
@@ -55,12 +55,12 @@ class Cascade(Closing):
         self,
         store: KVStore,
         fingerprint: str,
-        options: TierOptions | None = None,
+        options: PromptCacheOptions | None = None,
         encoders: Mapping[str, Encoder] | None = None,
         *,
         rng: np.random.Generator | None = None,
     ) -> None:
-        self.options = options or TierOptions()
+        self.options = options or PromptCacheOptions()
         self._store = store
         self._model = fingerprint
         layers = {SEMANTIC_LAYER: SentenceEncoder()} if encoders is None else encoders

@@ -14,7 +14,7 @@ import numpy as np
 
 from semkv_rag.prompt_cache.guard import Decision, Outcome, decide, veto
 from semkv_rag.prompt_cache.lookup import Asked, Candidate
-from semkv_rag.prompt_cache.options import TierOptions
+from semkv_rag.prompt_cache.options import PromptCacheOptions
 from semkv_rag.prompt_cache.vectors.encoders import Reads
 from semkv_rag.store import KVStore, PromptRecord, VectorKey
 
@@ -28,7 +28,7 @@ class Guarding:
     """
 
     def __init__(
-        self, store: KVStore, model: str, options: TierOptions, rng: np.random.Generator
+        self, store: KVStore, model: str, options: PromptCacheOptions, rng: np.random.Generator
     ) -> None:
         self._store = store
         self._model = model

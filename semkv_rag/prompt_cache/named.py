@@ -1,7 +1,7 @@
 """Encoders by name, for the command line and for options that are plain values.
 
-`minilm` is the sentence encoder that comes with the extra `tiers`, `phash` the perceptual hash of an
-image; any other name is a folder or a hub name of sentence-transformers, with `:image` behind it for a
+`minilm` is the sentence encoder that comes with the extra `prompt-cache`, `phash` the perceptual hash of
+an image; any other name is a folder or a hub name of sentence-transformers, with `:image` behind it for a
 CLIP model that is given images.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from semkv_rag.errors import OptionError
 from semkv_rag.prompt_cache.lookup import SEMANTIC_LAYER
-from semkv_rag.prompt_cache.options import TierOptions
+from semkv_rag.prompt_cache.options import PromptCacheOptions
 from semkv_rag.prompt_cache.vectors.encoders import Encoder, PerceptualHash, SentenceEncoder
 
 MINILM, PHASH, IMAGE_SUFFIX = "minilm", "phash", ":image"
@@ -58,14 +58,14 @@ def encoders_of(layers: Mapping[str, str | Encoder] | None) -> dict[str, Encoder
     return encoders
 
 
-def tiers_of(
-    options: TierOptions | Mapping[str, Any] | None,
+def prompt_cache_of(
+    options: PromptCacheOptions | Mapping[str, Any] | None,
     layers: Mapping[str, str | Encoder] | None,
-) -> tuple[TierOptions | None, dict[str, Encoder] | None]:
-    """What an engine takes as `tiers` and `encoders`, out of what a user gives.
+) -> tuple[PromptCacheOptions | None, dict[str, Encoder] | None]:
+    """What an engine takes as `prompt_cache` and `encoders`, out of what a user gives.
 
     Args:
-        options: those of the tiers, or a mapping of their fields; None for no tiers.
+        options: those of the prompt cache, or a mapping of their fields; None for none.
         layers: encoders, by layer; of the semantic layer alone the MiniLM when left out.
 
     Raises:
@@ -74,23 +74,29 @@ def tiers_of(
     encoders = encoders_of(layers)
     if options is None:
         if encoders is not None:
-            raise OptionError("encoders are for the tiers: give tiers too, {} for the defaults")
+            raise OptionError(
+                "encoders are for the prompt cache: give prompt_cache too, {} for the defaults"
+            )
         return None, None
-    chosen = options if isinstance(options, TierOptions) else TierOptions.from_mapping(options)
+    chosen = (
+        options
+        if isinstance(options, PromptCacheOptions)
+        else PromptCacheOptions.from_mapping(options)
+    )
     chosen.check_layers(encoders or {SEMANTIC_LAYER})
     return chosen, encoders
 
 
-def plain_tiers(given: Any) -> Any:
-    """Options of the tiers as a mapping of all of their fields; whatever else is given, as it is.
+def plain_options(given: Any) -> Any:
+    """Options of the prompt cache as a mapping of all of their fields; whatever else is given, as it is.
 
-    All of them, so that none given are not mistaken for no tiers.
+    All of them, so that none given are not mistaken for no prompt cache.
 
     Raises:
         OptionError: a field is unknown or cannot be what it is.
     """
-    options = TierOptions.from_mapping(given) if isinstance(given, Mapping) else given
-    return options.to_mapping() if isinstance(options, TierOptions) else given
+    options = PromptCacheOptions.from_mapping(given) if isinstance(given, Mapping) else given
+    return options.to_mapping() if isinstance(options, PromptCacheOptions) else given
 
 
 def encoder_names(layers: Mapping[str, str | Encoder]) -> dict[str, str]:

@@ -13,7 +13,7 @@ Reuse = Literal["aligned", "substitute"]
 
 
 @dataclass(frozen=True, slots=True)
-class TierOptions:
+class PromptCacheOptions:
     """How prompts that resemble an earlier one are found, and what is done with the earlier one.
 
     Attributes:
@@ -72,7 +72,7 @@ class TierOptions:
             raise OptionError(f"capture_bytes is {size!r}: use a number of bytes, or None")
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> TierOptions:
+    def from_mapping(cls, values: Mapping[str, Any]) -> PromptCacheOptions:
         """Options out of plain JSON values; what is left out has its default.
 
         Raises:

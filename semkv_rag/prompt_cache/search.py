@@ -16,7 +16,7 @@ from semkv_rag.prompt_cache.lookup import (
     Lookup,
     tier_of,
 )
-from semkv_rag.prompt_cache.options import TierOptions
+from semkv_rag.prompt_cache.options import PromptCacheOptions
 from semkv_rag.prompt_cache.vectors.encoders import Encoder, KeyedEncoder
 from semkv_rag.prompt_cache.vectors.index import Vectors, normalised
 from semkv_rag.prompt_cache.vectors.layers import LayerIndexes
@@ -35,7 +35,7 @@ class Parts:
 
     store: KVStore
     model: str
-    options: TierOptions
+    options: PromptCacheOptions
     encoders: Mapping[VectorKey, Encoder]
     indexes: LayerIndexes
     guard: Guarding

@@ -76,7 +76,7 @@ def measure(
     """
     if engine.store is None:
         raise OptionError("the engine was started without a store: give it one")
-    if engine.has_tiers:
+    if engine.has_prompt_cache:
         raise OptionError(
             "the engine has tiers, whose answers hang on earlier ones: start one without"
         )

@@ -158,7 +158,7 @@ class Routes:
         if not isinstance(correct, bool):
             raise OptionError('an outcome is {"explored": …, "correct": true or false}')
         if (cascade := self._cascade) is None:
-            raise OptionError("the server was started without --tiers")
+            raise OptionError("the server was started without --prompt-cache")
         # Whatever namespace stands in the report, outcomes are told of the tenant's own prompts.
         own = replace(explored, namespace=self._namespace(body.get("namespace")))
         return JSONResponse(

@@ -28,7 +28,7 @@ from semkv_rag.engine.prompt_lookup import PromptLookup
 from semkv_rag.engine.startup import Started, start
 from semkv_rag.engine.turns import Turns
 from semkv_rag.errors import OptionError
-from semkv_rag.prompt_cache import Encoder, TierOptions
+from semkv_rag.prompt_cache import Encoder, PromptCacheOptions
 from semkv_rag.server.front import Front
 from semkv_rag.server.limits import Limits
 from semkv_rag.server.routes import Routes
@@ -63,7 +63,7 @@ def serve(
     operator_key: str | None = None,
     limits: Limits | None = None,
     vllm_args: Sequence[str],
-    tiers: TierOptions | None = None,
+    prompt_cache: PromptCacheOptions | None = None,
     encoders: Mapping[str, Encoder] | None = None,
 ) -> int:
     """Serve a model until it is interrupted; the process's exit code.
@@ -79,7 +79,7 @@ def serve(
             vLLM (`--api-key`) are the operator's too.
         limits: what one client may take.
         vllm_args: options of vLLM's server, as on its command line.
-        tiers: how whole prompts that resemble an earlier one are found and stored; None for not at
+        prompt_cache: how whole prompts that resemble an earlier one are found and stored; None for not at
             all.
         encoders: of the tiers, by layer; see `semkv_rag.prompt_cache.Cascade`.
 
@@ -117,7 +117,7 @@ def serve(
         obstacle,
         store=shelf,
         description={"model": args.model, "dtype": str(config.model_config.dtype)},
-        tiers=tiers,
+        prompt_cache=prompt_cache,
         encoders=encoders,
         in_flight=CAPTURES_IN_FLIGHT,
         usage_context=UsageContext.OPENAI_API_SERVER,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from semkv_rag.config import PRESETS, ReuseOptions
-from semkv_rag.prompt_cache import TierOptions
+from semkv_rag.prompt_cache import PromptCacheOptions
 from tests.cli.conftest import Semkv
 from workbench.settings import READER
 
@@ -88,13 +88,13 @@ def test_a_preset_under_what_is_given_beside_it(
 
 def test_tiers(semkv: Semkv, served: dict[str, Any], tmp_path: Path) -> None:
     assert semkv("serve", MODEL, "--store", tmp_path).code == 0
-    assert (served["tiers"], served["encoders"]) == (None, None)
-    assert semkv("serve", MODEL, "--store", tmp_path, "--tiers", "{}").code == 0
-    assert (served["tiers"], served["encoders"]) == (TierOptions(), None)
-    given = ("--tiers", '{"threshold": 0.9, "thresholds": {"vision": 0.95}}')
+    assert (served["prompt_cache"], served["encoders"]) == (None, None)
+    assert semkv("serve", MODEL, "--store", tmp_path, "--prompt-cache", "{}").code == 0
+    assert (served["prompt_cache"], served["encoders"]) == (PromptCacheOptions(), None)
+    given = ("--prompt-cache", '{"threshold": 0.9, "thresholds": {"vision": 0.95}}')
     layers = ("--tier-encoder", "semantic=minilm", "--tier-encoder=vision=phash")
     assert semkv("serve", MODEL, "--store", tmp_path, *given, *layers, "--port", 80).code == 0
-    assert served["tiers"] == TierOptions(threshold=0.9, thresholds={"vision": 0.95})
+    assert served["prompt_cache"] == PromptCacheOptions(threshold=0.9, thresholds={"vision": 0.95})
     names = {layer: encoder.name for layer, encoder in served["encoders"].items()}
     assert names == {"semantic": "all-MiniLM-L6-v2", "vision": "phash-8"}
     assert served["vllm_args"] == ["--port", "80"]
@@ -103,8 +103,8 @@ def test_tiers(semkv: Semkv, served: dict[str, Any], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--tiers", '{"treshold": 0.9}'), "unknown ['treshold']"),
-        (("--tier-encoder", "vision=phash"), "give tiers too"),
+        (("--prompt-cache", '{"treshold": 0.9}'), "unknown ['treshold']"),
+        (("--tier-encoder", "vision=phash"), "give prompt_cache too"),
     ],
 )
 def test_tiers_are_checked(

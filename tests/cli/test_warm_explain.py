@@ -20,13 +20,13 @@ def never_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     ("content", "options", "words"),
     [
         ('{"prompt": "a"}\n{"promt": "b"}\n', (), "prompts.jsonl:2: unknown ['promt']"),
-        ("", ("--tiers", '{"capture_byte": 1}'), "unknown ['capture_byte']"),
-        ("", ("--tiers", "threshold=1"), "write a JSON object"),
-        ("", ("--tiers", "[1]"), "write a JSON object"),
+        ("", ("--prompt-cache", '{"capture_byte": 1}'), "unknown ['capture_byte']"),
+        ("", ("--prompt-cache", "threshold=1"), "write a JSON object"),
+        ("", ("--prompt-cache", "[1]"), "write a JSON object"),
         ("", ("--tier-encoder", "minilm"), "write LAYER=NAME"),
         ("", ("--tier-encoder", "a=minilm", "--tier-encoder", "a=phash"), "once for each layer"),
         ("", ("--tier-encoder", "semantic=phash"), "reads text"),
-        ("", ("--tiers", '{"thresholds": {"vision": 1}}'), "the layers are ['semantic']"),
+        ("", ("--prompt-cache", '{"thresholds": {"vision": 1}}'), "the layers are ['semantic']"),
         ("", ("--namespace", ""), "namespace is ''"),
         ("", ("--engine-arg", "dtype"), "write NAME=VALUE"),
     ],
@@ -48,7 +48,7 @@ def test_warm(
     [
         (("--threshold", "2"), 2, "threshold is 2.0: use a number from -1 to 1"),
         (("--threshold", "0", "--reuse", "answers"), 2, "use one of aligned, substitute"),
-        (("--tiers", '{"reuse": "answers"}'), 2, "use one of aligned, substitute"),
+        (("--prompt-cache", '{"reuse": "answers"}'), 2, "use one of aligned, substitute"),
         ((), 1, "there is no store at"),
     ],
 )

@@ -26,7 +26,7 @@ START_SECONDS = 300
 SCRIPT = """
 import json, sys
 from semkv_rag import Engine, ReuseOptions
-from semkv_rag.prompt_cache import TierOptions
+from semkv_rag.prompt_cache import PromptCacheOptions
 
 first, second, store, model, namespace, sampling, arguments, reached = json.loads(sys.argv[1])
 
@@ -40,7 +40,7 @@ def stop_before_sync(worker, reached=reached):
 
     os.fsync = fsync
 
-with Engine(model, store=store, tiers=TierOptions(), encoders={}, **arguments) as engine:
+with Engine(model, store=store, prompt_cache=PromptCacheOptions(), encoders={}, **arguments) as engine:
     engine.observe(first, namespace=namespace)
     engine._loop.call(engine._llm.collective_rpc(stop_before_sync))
     engine.generate(second, sampling=sampling, reuse=ReuseOptions(namespace=namespace))

@@ -10,7 +10,7 @@ from semkv_rag.corpus import forget_sources, precompute, precompute_texts, split
 from semkv_rag.corpus.prompt_file import read_prompts
 from semkv_rag.corpus.warm import WarmPrompt, warm
 from semkv_rag.errors import CorpusError, OptionError
-from semkv_rag.prompt_cache import Cascade, TierOptions
+from semkv_rag.prompt_cache import Cascade, PromptCacheOptions
 from semkv_rag.reuse import token_array
 from semkv_rag.store import KVStore
 from tests.corpus.made_up_engine import FINGERPRINT, MadeUpEngine, word_tokenizer
@@ -80,7 +80,7 @@ def test_prompts_ahead(engine: MadeUpEngine, store: KVStore, tmp_path: Path) -> 
         WarmPrompt("line 1", LONE, token_array([1, 2]), "default"),
         WarmPrompt("line 2", "w2", token_array([3]), "default"),
     ]
-    with Cascade(store, FINGERPRINT, TierOptions(), {"semantic": WORDS}) as cascade:
+    with Cascade(store, FINGERPRINT, PromptCacheOptions(), {"semantic": WORDS}) as cascade:
         result = warm(engine, cascade, prompts, max_tokens=10)
     assert [failure.source for failure in result.failures] == ["line 1"]
     assert (result.stored, len(engine.captured)) == (1, 1), "nothing is computed in vain"

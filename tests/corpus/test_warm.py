@@ -11,7 +11,7 @@ import pytest
 from semkv_rag.corpus import CaptureItem, PrecomputeProgress
 from semkv_rag.corpus.split import tokenize
 from semkv_rag.corpus.warm import WarmPrompt, WarmResult, warm
-from semkv_rag.prompt_cache import Cascade, TierOptions
+from semkv_rag.prompt_cache import Cascade, PromptCacheOptions
 from semkv_rag.reuse import token_array
 from semkv_rag.store import KVStore, chunk_id
 from tests.corpus.made_up_engine import FINGERPRINT, MadeUpEngine
@@ -33,7 +33,7 @@ def cascade(engine: MadeUpEngine) -> Iterator[Cascade]:
 
 
 def made(engine: MadeUpEngine, **options: object) -> Cascade:
-    chosen = TierOptions.from_mapping(options)
+    chosen = PromptCacheOptions.from_mapping(options)
     return Cascade(engine.store, FINGERPRINT, chosen, {"semantic": WORDS})
 
 
@@ -113,7 +113,7 @@ def test_another_encoder_s_vector_is_added_without_computing(
     given = prompts(engine, TEXTS[0])
     run(engine, cascade, given)
     layers = {"semantic": WORDS, "prompt": WORDS}
-    with Cascade(engine.store, FINGERPRINT, TierOptions(), layers) as other:
+    with Cascade(engine.store, FINGERPRINT, PromptCacheOptions(), layers) as other:
         result = run(engine, other, given)
         assert (result.stored, result.present, result.computed) == (1, 0, 0)
         assert run(engine, other, given).present == 1

@@ -8,12 +8,12 @@ import pytest
 from tiers import show
 
 from semkv_rag.engine import Engine
-from semkv_rag.prompt_cache import TierOptions
+from semkv_rag.prompt_cache import PromptCacheOptions
 from workbench.tiered import tiered
 
 
 def test_what_the_example_prints(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    with tiered(engine, TierOptions(threshold=0.5)):
+    with tiered(engine, PromptCacheOptions(threshold=0.5)):
         show(engine)
     same, spaced, other = capsys.readouterr().out.splitlines()
     assert same.startswith("the same: otter; served by exact_text, similarity 1.0, ")

@@ -27,7 +27,7 @@ from semkv_rag.engine import Completion, Engine, StateEncoder
 from semkv_rag.engine.launch import engine_arguments, model_fingerprint, resolve, transfer_config
 from semkv_rag.engine.prompt_lookup import PromptLookup
 from semkv_rag.errors import EngineError, OptionError
-from semkv_rag.prompt_cache import CallableEncoder, Cascade, TierOptions
+from semkv_rag.prompt_cache import CallableEncoder, Cascade, PromptCacheOptions
 from semkv_rag.prompt_cache.vectors.index import Vectors
 from semkv_rag.reuse import image_key
 from semkv_rag.store import KVStore
@@ -72,7 +72,7 @@ def engine(engines: Engines, tiny_model: Callable[[str], Path]) -> Iterator[Engi
     """Images in long prompts come in pieces: a step takes 64 tokens."""
     with engines.own(
         tiny_model("idefics3"),
-        tiers=TierOptions(near_images=True),
+        prompt_cache=PromptCacheOptions(near_images=True),
         encoders={"vision": PIXELS},
         max_num_batched_tokens=64,
     ) as engine:
@@ -129,13 +129,14 @@ SCRIPT = """
 import pickle, sys
 from workbench.settings import ENGINE_ARGS
 from semkv_rag.engine import Engine
-from semkv_rag.prompt_cache import TierOptions
+from semkv_rag.prompt_cache import PromptCacheOptions
 from tests.engine.test_fusion import question
 from workbench.vision import count_tower
 
 if __name__ == "__main__":
     model, store, mark, *texts = sys.argv[1:]
-    with Engine(model, store=store, tiers=TierOptions(), encoders={}, **ENGINE_ARGS) as engine:
+    options = PromptCacheOptions()
+    with Engine(model, store=store, prompt_cache=options, encoders={}, **ENGINE_ARGS) as engine:
         count_tower(engine)
         told = question(engine, mark, texts)
     sys.stdout.buffer.write(b"told:" + pickle.dumps(told))
@@ -296,7 +297,7 @@ def test_the_models_own_features_as_vectors(engine: Engine, namespace: str) -> N
     cascade = Cascade(
         engine.store,
         engine.fingerprint,
-        TierOptions(near_images=True, threshold=0.99),
+        PromptCacheOptions(near_images=True, threshold=0.99),
         {"vision": encoder},
     )
     usual = engine._llm.prompt_lookup
@@ -519,7 +520,7 @@ def test_what_waits_to_be_written_is_stored_when_the_engine_is_closed(
 
         states.write_state = slow
 
-    options = {"tiers": TierOptions(), "encoders": {}, "store": tmp_path}
+    options = {"prompt_cache": PromptCacheOptions(), "encoders": {}, "store": tmp_path}
     with engines.own(tiny_model("idefics3"), **options) as engine:
         inside(engine, slow_down)
         for seed in range(pictures):

@@ -18,7 +18,7 @@ from PIL import Image
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Completion, Engine
 from semkv_rag.engine.prompt_lookup import PromptLookup
-from semkv_rag.prompt_cache import PerceptualHash, TierOptions
+from semkv_rag.prompt_cache import PerceptualHash, PromptCacheOptions
 from workbench.answers import SAMPLING, assert_same, largest_difference
 from workbench.chunks import store_chunks
 from workbench.engines import Engines
@@ -74,14 +74,14 @@ def vlm(engines: Engines, tiny_model: Callable[[str], Path]) -> Iterator[Engine]
 
 @pytest.fixture
 def tiering(vlm: Engine) -> Iterator[PromptLookup]:
-    with tiered(vlm, TierOptions(), {"vision": PerceptualHash()}) as tiering:
+    with tiered(vlm, PromptCacheOptions(), {"vision": PerceptualHash()}) as tiering:
         yield tiering
 
 
 @pytest.fixture
 def near(vlm: Engine) -> Iterator[PromptLookup]:
     """With near-duplicate images taken for stored ones."""
-    with tiered(vlm, TierOptions(near_images=True), {"vision": PerceptualHash()}) as tiering:
+    with tiered(vlm, PromptCacheOptions(near_images=True), {"vision": PerceptualHash()}) as tiering:
         yield tiering
 
 
@@ -358,7 +358,7 @@ def test_a_head_that_could_not_be_filled_in_is_not_stored(vlm: Engine, namespace
     """vLLM computes such a prompt twice: the first time its first blocks hold nothing of use."""
     assert vlm.store is not None
     image = picture(34)
-    with tiered(vlm, TierOptions(), {}) as tiering:
+    with tiered(vlm, PromptCacheOptions(), {}) as tiering:
         ask(vlm, prompt(BEFORE, image, QUESTION), namespace)
         forget(vlm, tiering)
         (record,) = (one for one in vlm.store.chunks(namespace=namespace) if one.kind == "prompt")

@@ -14,7 +14,7 @@ from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Engine
 from semkv_rag.engine.caller import CALLER, Caller
 from semkv_rag.errors import OptionError
-from semkv_rag.prompt_cache import TierOptions
+from semkv_rag.prompt_cache import PromptCacheOptions
 from workbench.chunks import random_tokens, store_chunks
 from workbench.engines import Engines
 from workbench.pairs import BLOCK, pairs, spill
@@ -24,7 +24,9 @@ FREE: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def tiered(engines: Engines, reader: Path) -> Iterator[Engine]:
-    with engines.own(reader, tiers=TierOptions(capture_longer_than=3 * BLOCK)) as engine:
+    with engines.own(
+        reader, prompt_cache=PromptCacheOptions(capture_longer_than=3 * BLOCK)
+    ) as engine:
         yield engine
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from semkv_rag.engine import Engine
-from semkv_rag.prompt_cache import TierOptions
+from semkv_rag.prompt_cache import PromptCacheOptions
 from workbench.paraphrases import OTHER, PARAPHRASE, ask, evaluate, make_pairs
 from workbench.tiered import tiered
 
@@ -14,7 +14,7 @@ def test_the_context_is_reused_and_the_new_question_answered(
     engine: Engine, namespace: str
 ) -> None:
     pairs = make_pairs(CONTEXTS)
-    with tiered(engine, TierOptions(threshold=0.5)):
+    with tiered(engine, PromptCacheOptions(threshold=0.5)):
         outcomes = ask(engine, pairs, namespace)
     for outcome in outcomes:
         report = outcome.aligned.report

@@ -14,7 +14,7 @@ from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Engine
 from semkv_rag.engine.prompt_lookup import PromptLookup
 from semkv_rag.errors import EngineError, OptionError
-from semkv_rag.prompt_cache import TierOptions
+from semkv_rag.prompt_cache import PromptCacheOptions
 from workbench.answers import SAMPLING, assert_same, blended, plain
 from workbench.chunks import random_tokens, store_chunks
 from workbench.settings import ENGINE_ARGS
@@ -27,7 +27,7 @@ TEXT = "Question : who leads Tre klim ? Answer :"
 @pytest.fixture
 def tiering(engine: Engine) -> Iterator[PromptLookup]:
     """The tiers around the session's engine."""
-    with tiered(engine, TierOptions(threshold=0.5)) as tiering:
+    with tiered(engine, PromptCacheOptions(threshold=0.5)) as tiering:
         yield tiering
 
 
@@ -73,10 +73,10 @@ def test_an_identical_prompt(engine: Engine, tiering: PromptLookup, namespace: s
 SCRIPT = """
 import json, sys
 from semkv_rag import Engine, ReuseOptions
-from semkv_rag.prompt_cache import TierOptions
+from semkv_rag.prompt_cache import PromptCacheOptions
 
 prompt, store, model, namespace, sampling, arguments = json.loads(sys.argv[1])
-with Engine(model, store=store, tiers=TierOptions(), **arguments) as engine:
+with Engine(model, store=store, prompt_cache=PromptCacheOptions(), **arguments) as engine:
     answer = engine.generate(prompt, sampling=sampling, reuse=ReuseOptions(namespace=namespace))
 print(json.dumps([answer.report.to_mapping(), answer.token_ids, answer.logprobs]))
 """
@@ -153,7 +153,7 @@ def test_what_reuses_chunks_is_not_captured(
 def test_a_prompt_behind_a_stored_head_is_stored_whole(engine: Engine, namespace: str) -> None:
     head = random_tokens(9020, 40)
     first, second = (head + random_tokens(seed, 100) for seed in (9021, 9022))
-    with tiered(engine, TierOptions(threshold=0.99)) as tiering:
+    with tiered(engine, PromptCacheOptions(threshold=0.99)) as tiering:
         blended(engine, first, namespace=namespace)
         tiering.settle()
         answer = blended(engine, second, namespace=namespace)
@@ -232,7 +232,7 @@ def test_a_prompt_observed_ahead(engine: Engine, tiering: PromptLookup, namespac
 def test_a_donor_answers_once_its_outcomes_allow_it(engine: Engine, namespace: str) -> None:
     donor = f"Please tell me : {TEXT}"
     reuse = ReuseOptions(namespace=namespace)
-    options = TierOptions(reuse="substitute", threshold=0.5, delta=0.05, capture=False)
+    options = PromptCacheOptions(reuse="substitute", threshold=0.5, delta=0.05, capture=False)
     with tiered(engine, options):
         engine.observe(donor, namespace=namespace)
         first = engine.generate(TEXT, sampling=SAMPLING, reuse=reuse)
@@ -251,7 +251,7 @@ def test_a_donor_answers_once_its_outcomes_allow_it(engine: Engine, namespace: s
 
 
 def test_without_tiers(engine: Engine, reader: Path) -> None:
-    with pytest.raises(EngineError, match="tiers=TierOptions"):
+    with pytest.raises(EngineError, match="prompt_cache=PromptCacheOptions"):
         engine.observe(TEXT)
     with pytest.raises(OptionError, match="store="):
-        Engine(str(reader), tiers=TierOptions())
+        Engine(str(reader), prompt_cache=PromptCacheOptions())

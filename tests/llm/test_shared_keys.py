@@ -9,7 +9,7 @@ import pytest
 
 from semkv_rag.errors import OptionError
 from semkv_rag.llm import close_engines, shared_engine
-from semkv_rag.prompt_cache import PerceptualHash, TierOptions
+from semkv_rag.prompt_cache import PerceptualHash, PromptCacheOptions
 
 
 class Started:
@@ -42,15 +42,15 @@ def test_tiers_are_part_of_the_key() -> None:
     assert len({id(engine) for engine in engines}) == len(kinds)
     again = [shared_engine("m", "s", None, {}, {}, *kind) for kind in kinds[:5]]
     assert again == engines[:5]
-    assert shared_engine("m", "s", None, {}, None, TierOptions(), {}) is engines[1]
+    assert shared_engine("m", "s", None, {}, None, PromptCacheOptions(), {}) is engines[1]
 
 
 def test_what_the_engine_is_given() -> None:
     engine: Any = shared_engine("m", "s", None, {}, {}, {"threshold": 0.9}, {"vision": "phash"})
-    assert engine.options["tiers"] == TierOptions(threshold=0.9)
+    assert engine.options["prompt_cache"] == PromptCacheOptions(threshold=0.9)
     assert engine.options["encoders"]["vision"].name == "phash-8"
     plain: Any = shared_engine("m", "s", None, {})
-    assert (plain.options["tiers"], plain.options["encoders"]) == (None, None)
+    assert (plain.options["prompt_cache"], plain.options["encoders"]) == (None, None)
 
 
 def test_what_does_not_fit_is_refused() -> None:

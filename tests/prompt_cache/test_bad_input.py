@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from semkv_rag.errors import OptionError
-from semkv_rag.prompt_cache import Cascade, SentenceEncoder, TierOptions
+from semkv_rag.prompt_cache import Cascade, PromptCacheOptions, SentenceEncoder
 from semkv_rag.report import Explored
 from semkv_rag.store import KVStore
 from tests.prompt_cache.prompts import put_kv, tokens
@@ -21,7 +21,7 @@ LONE = "which river \ud83d"
 
 @pytest.fixture
 def cascade(store: KVStore) -> Iterator[Cascade]:
-    options = TierOptions(capture_longer_than=0)
+    options = PromptCacheOptions(capture_longer_than=0)
     with Cascade(store, made.MODEL, options, {"semantic": WORDS}) as opened:
         yield opened
 
@@ -44,7 +44,9 @@ def test_a_prompt_with_a_lone_surrogate_is_looked_up_and_not_stored(
 
 @pytest.mark.slow
 def test_an_encoder_that_cannot_encode_it_misses(store: KVStore) -> None:
-    with Cascade(store, made.MODEL, TierOptions(), {"semantic": SentenceEncoder()}) as cascade:
+    with Cascade(
+        store, made.MODEL, PromptCacheOptions(), {"semantic": SentenceEncoder()}
+    ) as cascade:
         found = cascade.lookup(LONE, [1, 2, 3])
     assert found.statuses["semantic_text"] == "miss"
     assert found.reasons["semantic_text"]

@@ -17,7 +17,7 @@ from semkv_rag.prompt_cache import (
     Cascade,
     Lookup,
     PerceptualHash,
-    TierOptions,
+    PromptCacheOptions,
 )
 from semkv_rag.prompt_cache.vectors.index import Vectors
 from semkv_rag.store import KVStore
@@ -31,12 +31,14 @@ OTHER = "how long must bread dough rest before it is baked"
 
 
 def opened(
-    store: KVStore, options: TierOptions | None = None, **encoders: CallableEncoder | PerceptualHash
+    store: KVStore,
+    options: PromptCacheOptions | None = None,
+    **encoders: CallableEncoder | PerceptualHash,
 ) -> Cascade:
     return Cascade(
         store,
         made.MODEL,
-        options or TierOptions(threshold=0.6),
+        options or PromptCacheOptions(threshold=0.6),
         encoders or {"semantic": WORDS},
         rng=np.random.default_rng(0),
     )
@@ -59,7 +61,7 @@ def test_an_identical_prompt(store: KVStore) -> None:
 
 def test_other_case_and_white_space_are_aligned(store: KVStore) -> None:
     for reuse in ("aligned", "substitute"):
-        cascade = opened(store, TierOptions(reuse=reuse))
+        cascade = opened(store, PromptCacheOptions(reuse=reuse))
         observe(cascade, store, QUESTION)
         text = "  WHICH river  flows past the old mill near aldbrook\n"
         found = ask(cascade, text)
@@ -118,7 +120,7 @@ def test_tenants_are_apart(store: KVStore) -> None:
 
 def test_another_model_sees_nothing(store: KVStore) -> None:
     observe(opened(store), store, QUESTION)
-    with Cascade(store, "f" * 64, TierOptions(), {"semantic": WORDS}) as another:
+    with Cascade(store, "f" * 64, PromptCacheOptions(), {"semantic": WORDS}) as another:
         assert ask(another, QUESTION).candidates == ()
 
 
@@ -208,20 +210,20 @@ ALIKE = CallableEncoder("alike", alike)
 
 
 def test_a_lookalike_is_vetoed_however_similar(store: KVStore) -> None:
-    cascade = opened(store, TierOptions(reuse="substitute", delta=0.5), semantic=ALIKE)
+    cascade = opened(store, PromptCacheOptions(reuse="substitute", delta=0.5), semantic=ALIKE)
     observe(cascade, store, SAME)
     found = ask(cascade, LOOKALIKE)
     assert (found.served, found.explored) == (None, None)
     assert found.candidates[0].similarity == pytest.approx(1)
     assert "France" in (found.candidates[0].stopped or "")
     assert "France" in str(cascade.explain(LOOKALIKE, tokens(LOOKALIKE)))
-    with opened(store, TierOptions(), semantic=ALIKE) as aligned:
+    with opened(store, PromptCacheOptions(), semantic=ALIKE) as aligned:
         assert ask(aligned, LOOKALIKE).served is not None, "the differing tokens are computed"
 
 
 @pytest.mark.slow
 def test_a_paraphrase_serves_once_its_outcomes_allow_it(store: KVStore) -> None:
-    cascade = opened(store, TierOptions(reuse="substitute", delta=0.05), semantic=ALIKE)
+    cascade = opened(store, PromptCacheOptions(reuse="substitute", delta=0.05), semantic=ALIKE)
     observe(cascade, store, SAME)
     first = ask(cascade, SAME_TOO)
     assert first.served is None
@@ -242,20 +244,22 @@ def test_a_paraphrase_serves_once_its_outcomes_allow_it(store: KVStore) -> None:
 
 
 def test_outcomes_of_another_encoder_do_not_count(store: KVStore) -> None:
-    cascade = opened(store, TierOptions(reuse="substitute", delta=0.05), semantic=ALIKE)
+    cascade = opened(store, PromptCacheOptions(reuse="substitute", delta=0.05), semantic=ALIKE)
     observe(cascade, store, SAME)
     first = ask(cascade, SAME_TOO)
     assert first.explored is not None
     for _ in range(400):
         cascade.record(first.explored, correct=True)
     renamed = CallableEncoder("alike, retrained", alike)
-    with opened(store, TierOptions(reuse="substitute", delta=0.05), semantic=renamed) as other:
+    with opened(
+        store, PromptCacheOptions(reuse="substitute", delta=0.05), semantic=renamed
+    ) as other:
         observe(other, store, SAME)
         assert not any(ask(other, SAME_TOO).served for _ in range(20))
 
 
 def test_it_fails_closed(store: KVStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    cascade = opened(store, TierOptions(reuse="substitute", delta=0.05), semantic=ALIKE)
+    cascade = opened(store, PromptCacheOptions(reuse="substitute", delta=0.05), semantic=ALIKE)
     observe(cascade, store, SAME)
     first = ask(cascade, SAME_TOO)
     assert first.explored is not None
@@ -322,7 +326,7 @@ def frame(shift: int, colour: str = "red") -> Image.Image:
 
 def test_the_layers_of_the_embedding_tier(store: KVStore) -> None:
     layers = {"vision": PerceptualHash(), "prompt": WORDS, "semantic": WORDS}
-    cascade = opened(store, TierOptions(threshold=0.8), **layers)
+    cascade = opened(store, PromptCacheOptions(threshold=0.8), **layers)
     id_ = observe(cascade, store, QUESTION, images=[frame(0)])
     observe(cascade, store, OTHER)
     about = "describe this picture"
@@ -354,12 +358,12 @@ def test_text_is_not_like_text_about_another_image(store: KVStore) -> None:
 
 
 def test_layers_have_thresholds(store: KVStore) -> None:
-    options = TierOptions(thresholds={"semantic": 0.999})
+    options = PromptCacheOptions(thresholds={"semantic": 0.999})
     cascade = opened(store, options, semantic=WORDS)
     observe(cascade, store, QUESTION)
     assert ask(cascade, PARAPHRASE).served is None
     with pytest.raises(OptionError, match=r"\['vision'\]: the layers are \['semantic'\]"):
-        opened(store, TierOptions(thresholds={"vision": 0.9}))
+        opened(store, PromptCacheOptions(thresholds={"vision": 0.9}))
 
 
 # ---- what is stored ------------------------------------------------------------------------
@@ -368,11 +372,11 @@ def test_layers_have_thresholds(store: KVStore) -> None:
 def test_what_is_captured(store: KVStore) -> None:
     length = len(tokens(QUESTION))
     for options, wanted in (
-        (TierOptions(), [True, True]),
-        (TierOptions(capture=False), [False, False]),
-        (TierOptions(capture_longer_than=length - 1), [True, True]),
-        (TierOptions(capture_longer_than=length), [False, False]),
-        (TierOptions(capture_after=2), [False, True]),
+        (PromptCacheOptions(), [True, True]),
+        (PromptCacheOptions(capture=False), [False, False]),
+        (PromptCacheOptions(capture_longer_than=length - 1), [True, True]),
+        (PromptCacheOptions(capture_longer_than=length), [False, False]),
+        (PromptCacheOptions(capture_after=2), [False, True]),
     ):
         cascade = opened(store, options)
         assert [cascade.wants(ask(cascade, QUESTION)) for _ in range(2)] == wanted, options
@@ -386,7 +390,9 @@ def test_prompts_stay_within_their_bytes(store: KVStore) -> None:
     document = made.put(store, 1, created_at=1.0)
     sizes = []
     for number in range(4):
-        cascade = opened(store, TierOptions(capture_bytes=sum(sizes[:2]) if number > 1 else None))
+        cascade = opened(
+            store, PromptCacheOptions(capture_bytes=sum(sizes[:2]) if number > 1 else None)
+        )
         id_ = observe(cascade, store, f"{QUESTION} {number}")
         found = store.get(made.MODEL, "default", [id_])
         sizes += [record.bytes for record in found.values()]

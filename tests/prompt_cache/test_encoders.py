@@ -111,5 +111,5 @@ def test_a_missing_extra_is_named(
     module: str, use: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingExtraError, match=r"semkv-rag\[tiers\]"):
+    with pytest.raises(MissingExtraError, match=r"semkv-rag\[prompt-cache\]"):
         use()  # type: ignore[operator]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from semkv_rag.errors import OptionError
-from semkv_rag.prompt_cache import CallableEncoder, Normalisation, TierOptions
+from semkv_rag.prompt_cache import CallableEncoder, Normalisation, PromptCacheOptions
 from semkv_rag.prompt_cache.named import encoders_of
 
 
@@ -33,21 +33,21 @@ from semkv_rag.prompt_cache.named import encoders_of
 def test_values_that_cannot_be_used(values: dict[str, Any]) -> None:
     name = next(iter(values))
     with pytest.raises(OptionError, match=rf"{name}.* use "):
-        TierOptions(**values)
+        PromptCacheOptions(**values)
 
 
 def test_thresholds_of_layers() -> None:
-    options = TierOptions(threshold=0.8, thresholds={"vision": 0.95})
+    options = PromptCacheOptions(threshold=0.8, thresholds={"vision": 0.95})
     assert (options.threshold_of("vision"), options.threshold_of("semantic")) == (0.95, 0.8)
 
 
 def test_options_out_of_plain_values() -> None:
     values = {"threshold": 0.9, "thresholds": {"vision": 0.95}, "normalisation": {"case": False}}
-    options = TierOptions.from_mapping(values)
+    options = PromptCacheOptions.from_mapping(values)
     assert options.threshold_of("vision") == 0.95
     assert options.normalisation == Normalisation(case=False)
-    assert TierOptions.from_mapping(json.loads(json.dumps(options.to_mapping()))) == options
-    assert TierOptions.from_mapping({}) == TierOptions()
+    assert PromptCacheOptions.from_mapping(json.loads(json.dumps(options.to_mapping()))) == options
+    assert PromptCacheOptions.from_mapping({}) == PromptCacheOptions()
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,11 @@ def test_options_out_of_plain_values() -> None:
 )
 def test_plain_values_that_cannot_be_used(values: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionError, match=words):
-        TierOptions.from_mapping(values)
+        PromptCacheOptions.from_mapping(values)
 
 
 def test_thresholds_of_layers_that_are_not_there() -> None:
-    options = TierOptions(thresholds={"vision": 0.9})
+    options = PromptCacheOptions(thresholds={"vision": 0.9})
     options.check_layers({"semantic", "vision"})
     with pytest.raises(OptionError, match=r"\['vision'\]: the layers are \['semantic'\]"):
         options.check_layers({"semantic"})

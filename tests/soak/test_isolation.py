@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from semkv_rag.prompt_cache import TierOptions
+from semkv_rag.prompt_cache import PromptCacheOptions
 from workbench.engines import Engines
 from workbench.pairs import BLOCK, pairs, spill
 
@@ -24,7 +24,7 @@ def test_pairs(engines: Engines, reader: Path, rounds: int) -> None:
     logger.warning("seed %d", seed)
     # Half of them with prompts that are stored in passing.
     for share, options in enumerate(
-        ({}, {"tiers": TierOptions(capture_longer_than=3 * BLOCK), "encoders": {}})
+        ({}, {"prompt_cache": PromptCacheOptions(capture_longer_than=3 * BLOCK), "encoders": {}})
     ):
         with engines.own(reader, **options) as engine:
             every = list(pairs(seed + share, PAIRS // 2 * rounds))

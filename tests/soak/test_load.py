@@ -19,7 +19,7 @@ import pytest
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Completion, Engine
-from semkv_rag.prompt_cache import TierOptions
+from semkv_rag.prompt_cache import PromptCacheOptions
 from workbench.answers import assert_same, plain
 from workbench.chunks import Tokens, random_tokens, store_chunks
 from workbench.engines import Engines
@@ -149,8 +149,8 @@ async def test_everything_at_once(
         own = rng.sample(chunks[:12], rng.randrange(4))
         prompt = [token for chunk in own for token in [*chunk, *random_tokens(number, 3)]]
         prompts.append(prompt + random_tokens(seed + 100 + number, rng.randrange(8, 200)))
-    tiers = TierOptions(capture_longer_than=150, capture_bytes=CAPTURED_BYTES)
-    with engines.own(tiny_model("qwen3"), tiers=tiers, encoders={}, **CROWDED) as engine:
+    tiers = PromptCacheOptions(capture_longer_than=150, capture_bytes=CAPTURED_BYTES)
+    with engines.own(tiny_model("qwen3"), prompt_cache=tiers, encoders={}, **CROWDED) as engine:
         for namespace in NAMESPACES:
             store_chunks(engine, chunks[:12], namespace=namespace)
         right = [plain(engine, prompt, **SAMPLING) for prompt in prompts]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from semkv_rag.prompt_cache import TierOptions
+from semkv_rag.prompt_cache import PromptCacheOptions
 from semkv_rag.report import ReuseReport
 from workbench.vqa.command import main, parser, settings
 from workbench.vqa.data import Sample
@@ -100,7 +100,7 @@ def test_the_control() -> None:
 
 
 def test_passes() -> None:
-    tiers = TierOptions(near_images=True, thresholds={"vision": 0.9})
+    tiers = PromptCacheOptions(near_images=True, thresholds={"vision": 0.9})
     names = [setting.name for setting in settings(parser().parse_args([]), tiers)]
     assert names == ["cold", "warm", "head"]
     video = settings(parser().parse_args(["--video", "--thresholds", "0.8,1"]), tiers)
@@ -119,8 +119,8 @@ def test_passes() -> None:
     [
         (["--questions", "q.json"], "belong together"),
         (["--limit", "0"], "--limit 0"),
-        (["--tiers", '{"near": 1}'], "unknown"),
-        (["--tiers", "[]"], "write a JSON object"),
+        (["--prompt-cache", '{"near": 1}'], "unknown"),
+        (["--prompt-cache", "[]"], "write a JSON object"),
         (["--tier-encoder", "phash"], "LAYER=NAME"),
         (["--video", "--tier-encoder", "semantic=minilm"], "wants a layer `vision`"),
         (["--video", "--thresholds", "high"], "write numbers"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from semkv_rag.errors import OptionError
-from semkv_rag.prompt_cache import TierOptions
+from semkv_rag.prompt_cache import PromptCacheOptions
 from workbench.settings import ENGINE_ARGS
 from workbench.vqa.data import make_shapes, other_images, read_gqa
 from workbench.vqa.passes import Facts, Pass, Row, run
@@ -58,7 +58,7 @@ def test_images_that_were_seen_in_another_process(
         name="cold",
         samples=tuple(samples),
         store=tmp_path / "store",
-        tiers=TierOptions(),
+        prompt_cache=PromptCacheOptions(),
         encoders={"vision": "phash"},
     )
     cold, facts = told(tiered)

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from semkv_rag.cli.options import engine_args, tier_options
 from semkv_rag.errors import OptionError, SemKVError
-from semkv_rag.prompt_cache import TierOptions
+from semkv_rag.prompt_cache import PromptCacheOptions
 from workbench.figures import save, summary
 from workbench.vqa.data import Sample, make_shapes, make_video, other_images, read_gqa
 from workbench.vqa.passes import QUESTION, Facts, Pass, Row, run
@@ -59,7 +59,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--max-tokens", type=int, default=8, help="of an answer")
     found.add_argument("--vision-tower", help="its module's name, where it is not found")
     found.add_argument("--store", type=Path, help="a new folder; left behind")
-    found.add_argument("--tiers", default="{}", metavar="JSON", help="fields of TierOptions")
+    found.add_argument(
+        "--prompt-cache", default="{}", metavar="JSON", help="fields of PromptCacheOptions"
+    )
     found.add_argument("--tier-encoder", action="append", metavar="LAYER=NAME")
     found.add_argument("--near-images", action="store_true", help="use near-duplicate images")
     found.add_argument("--video", action="store_true", help="frames that drift slowly")
@@ -82,7 +84,7 @@ class Setting:
     """
 
     name: str
-    tiers: TierOptions | None
+    tiers: PromptCacheOptions | None
     store: str | None
     head: bool = False
 
@@ -188,7 +190,7 @@ def _bar() -> Progress:
     )
 
 
-def settings(arguments: argparse.Namespace, tiers: TierOptions) -> list[Setting]:
+def settings(arguments: argparse.Namespace, tiers: PromptCacheOptions) -> list[Setting]:
     """The passes with the tiers, in their order."""
     if not arguments.video:
         return [
@@ -245,7 +247,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         SemKVError: an option, a file or the model cannot be used.
     """
     encoders = arguments.tier_encoder or (VIDEO_ENCODERS if arguments.video else ENCODERS)
-    tiers, _ = tier_options(arguments.tiers, encoders)
+    tiers, _ = tier_options(arguments.prompt_cache, encoders)
     assert tiers is not None
     if arguments.near_images:
         tiers = replace(tiers, near_images=True)

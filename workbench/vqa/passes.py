@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from semkv_rag.errors import EngineError, OptionError, SemKVError
-from semkv_rag.prompt_cache import TierOptions
+from semkv_rag.prompt_cache import PromptCacheOptions
 from workbench.vqa.data import Sample
 from workbench.vqa.tower import tower_calls, watch_tower
 
@@ -52,7 +52,7 @@ class Pass:
     max_tokens: int
     template: str | None = None
     store: Path | None = None
-    tiers: TierOptions | None = None
+    prompt_cache: PromptCacheOptions | None = None
     encoders: Mapping[str, str] = field(default_factory=dict)
     tower: str | None = None
 
@@ -153,7 +153,7 @@ def _passed(work: Pass) -> Iterator[Row | Facts]:
     with Engine(
         work.model,
         store=work.store,
-        tiers=work.tiers,
+        prompt_cache=work.tiers,
         encoders=encoders_of(work.encoders) if work.tiers is not None else None,
         **arguments,
     ) as engine:

@@ -23,14 +23,14 @@ from pydantic import (
 from semkv_rag.config import ReuseOptions, options_over
 from semkv_rag.errors import OptionError
 from semkv_rag.llm import Backend, LocalBackend, RemoteBackend, shared_engine
-from semkv_rag.prompt_cache.named import encoder_names, plain_tiers, tiers_of
+from semkv_rag.prompt_cache.named import encoder_names, plain_options, prompt_cache_of
 
 API_KEY_VARIABLE = "SEMKV_API_KEY"
 INDEX_URL_VARIABLE = "SEMKV_INDEX_URL"
 
 _REUSE_FIELDS = ("preset", "ratio", "selector", "check_layer", "question_tokens", "namespace")
 _OF_THE_ENGINE = ("store", "index_url", "engine_args", "chat_args")
-_TIERS = ("tiers", "encoders")
+_PROMPT_CACHE = ("prompt_cache", "encoders")
 
 
 class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
@@ -57,8 +57,8 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
     """Fields of vLLM's `AsyncEngineArgs`."""
     chat_args: dict[str, Any] = Field(default_factory=dict)
     """Options of vLLM's chat, named as on its command line, such as `tool_call_parser`."""
-    tiers: dict[str, Any] | None = None
-    """Reuse of whole prompts: a `TierOptions` or its fields, `{}` for the defaults."""
+    prompt_cache: dict[str, Any] | None = None
+    """Reuse of whole prompts: a `PromptCacheOptions` or its fields, `{}` for the defaults."""
     encoders: dict[str, Any] = Field(default_factory=dict)
     """The tiers' encoders by layer: `minilm`, `phash`, a model's name, or an `Encoder`."""
     engine: Any = Field(default=None, exclude=True, repr=False)
@@ -120,10 +120,10 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
                 values = {**values, "store": str(values["store"])}
         return values
 
-    @field_validator("tiers", mode="before")
+    @field_validator("prompt_cache", mode="before")
     @classmethod
-    def _plain_tiers(cls, tiers: Any) -> Any:
-        return plain_tiers(tiers)
+    def _plain_options(cls, given: Any) -> Any:
+        return plain_options(given)
 
     @field_serializer("encoders")
     def _encoder_names(self, encoders: dict[str, Any]) -> dict[str, str]:
@@ -131,7 +131,7 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
-        given = [name for name in (*_OF_THE_ENGINE, *_TIERS) if getattr(self, name)]
+        given = [name for name in (*_OF_THE_ENGINE, *_PROMPT_CACHE) if getattr(self, name)]
         if self.engine is not None:
             if given or self.base_url or self.model != self.engine.model:
                 raise OptionError("engine= has its model and store: give it alone")
@@ -139,12 +139,12 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
             raise OptionError("give a model, an engine or a base_url")
         elif self.base_url is not None and given:
             decided = f"with base_url, {', '.join(given)} are the server's"
-            if not set(given).isdisjoint(_TIERS):
-                decided += ": it decides, by semkv serve … --tiers '{}'"
+            if not set(given).isdisjoint(_PROMPT_CACHE):
+                decided += ": it decides, by semkv serve … --prompt-cache '{}'"
             raise OptionError(decided)
-        elif self.tiers is not None and self.store is None:
-            raise OptionError("tiers need a store: give store=…")
-        tiers_of(self.tiers, self.encoders)
+        elif self.prompt_cache is not None and self.store is None:
+            raise OptionError("prompt_cache needs a store: give store=…")
+        prompt_cache_of(self.prompt_cache, self.encoders)
         ReuseOptions.from_mapping(self._reuse_options({}))
         return self
 
@@ -160,7 +160,7 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
     def _identifying_params(self) -> Mapping[str, Any]:
         """What decides an answer, for LangChain's caches and traces."""
         names = {"model", "store", "base_url", "max_tokens", "temperature", "stop", "sampling"}
-        return self.model_dump(include=names | {"reuse", *_REUSE_FIELDS, *_TIERS})
+        return self.model_dump(include=names | {"reuse", *_REUSE_FIELDS, *_PROMPT_CACHE})
 
     def get_num_tokens(self, text: str) -> int:
         """How many tokens the model makes of a text. The first call starts the engine."""
@@ -222,7 +222,7 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
             None if self.index_url is None else self.index_url.get_secret_value(),
             self.engine_args,
             self.chat_args,
-            self.tiers,
+            self.prompt_cache,
             self.encoders,
         )
 

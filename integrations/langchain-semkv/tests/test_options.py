@@ -13,7 +13,7 @@ from langchain_semkv.messages import to_openai
 from pydantic import BaseModel, SecretStr
 
 from semkv_rag.errors import EngineError, OptionError
-from semkv_rag.prompt_cache import PerceptualHash, TierOptions
+from semkv_rag.prompt_cache import PerceptualHash, PromptCacheOptions
 
 CLASSES = [ChatSemKV, SemKVLLM]
 
@@ -42,13 +42,19 @@ def test_they_are_langchain_s_models() -> None:
         ({"model": "m", "timeout": 0}, "timeout"),
         ({"model": "m", "engine_args": "bf16"}, "engine_args"),
         ({"model": "m", "no_such_option": 1}, "no_such_option"),
-        ({"model": "m", "store": "s", "tiers": {"threshold": 2}}, "threshold is 2"),
-        ({"model": "m", "store": "s", "tiers": {"treshold": 1}}, "unknown .*treshold"),
-        ({"model": "m", "store": "s", "tiers": 3}, "tiers"),
-        ({"model": "m", "tiers": {}}, "tiers need a store"),
-        ({"model": "m", "store": "s", "encoders": {"semantic": "minilm"}}, "give tiers too"),
-        ({"model": "m", "store": "s", "tiers": {}, "encoders": {"semantic": 3}}, "no encoder"),
-        ({"base_url": "http://localhost/v1", "tiers": {}}, "the server's: it decides, .* --tiers"),
+        ({"model": "m", "store": "s", "prompt_cache": {"threshold": 2}}, "threshold is 2"),
+        ({"model": "m", "store": "s", "prompt_cache": {"treshold": 1}}, "unknown .*treshold"),
+        ({"model": "m", "store": "s", "prompt_cache": 3}, "prompt_cache"),
+        ({"model": "m", "prompt_cache": {}}, "prompt_cache needs a store"),
+        ({"model": "m", "store": "s", "encoders": {"semantic": "minilm"}}, "give prompt_cache too"),
+        (
+            {"model": "m", "store": "s", "prompt_cache": {}, "encoders": {"semantic": 3}},
+            "no encoder",
+        ),
+        (
+            {"base_url": "http://localhost/v1", "prompt_cache": {}},
+            "the server's: it decides, .* --prompt-cache",
+        ),
         ({"base_url": "http://localhost/v1", "store": "s"}, "store are the server's"),
         ({"base_url": "http://localhost/v1", "chat_args": {"a": 1}}, "chat_args are the server's"),
     ],
@@ -88,7 +94,7 @@ def test_it_is_serialised_and_back(model: type, monkeypatch: pytest.MonkeyPatch)
         engine_args={"dtype": "float32"},
         ratio=0.3,
         stop=["x"],
-        tiers=TierOptions(threshold=0.9),
+        prompt_cache=PromptCacheOptions(threshold=0.9),
         encoders={"vision": "phash"},
     )
     again = load(
@@ -112,8 +118,8 @@ def test_what_decides_an_answer_is_in_the_cache_s_key() -> None:
             {"reuse": False},
             {"temperature": 1},
             {"store": "s"},
-            {"store": "s", "tiers": {}},
-            {"store": "s", "tiers": {"reuse": "substitute"}},
+            {"store": "s", "prompt_cache": {}},
+            {"store": "s", "prompt_cache": {"reuse": "substitute"}},
         )
     }
     assert len(keys) == 9
@@ -132,11 +138,11 @@ def test_a_preset_and_what_stands_above_it(model: type) -> None:
 
 
 def test_tiers_as_options_or_as_their_fields() -> None:
-    given: list[Any] = [TierOptions(), TierOptions().to_mapping(), {}]
-    models = [ChatSemKV(model="m", store="s", tiers=tiers) for tiers in given]
+    given: list[Any] = [PromptCacheOptions(), PromptCacheOptions().to_mapping(), {}]
+    models = [ChatSemKV(model="m", store="s", prompt_cache=one) for one in given]
     assert len({model._get_llm_string() for model in models}) == 1
-    assert models[0].tiers == TierOptions().to_mapping()
-    own = ChatSemKV(model="m", store="s", tiers={}, encoders={"vision": PerceptualHash()})
+    assert models[0].prompt_cache == PromptCacheOptions().to_mapping()
+    own = ChatSemKV(model="m", store="s", prompt_cache={}, encoders={"vision": PerceptualHash()})
     assert own.model_dump()["encoders"] == {"vision": "phash-8"}
 
 

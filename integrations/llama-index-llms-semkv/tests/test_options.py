@@ -9,7 +9,7 @@ from llama_index.core.llms import LLM
 from llama_index.llms.semkv import SemKV
 
 from semkv_rag.errors import OptionError
-from semkv_rag.prompt_cache import PerceptualHash, TierOptions
+from semkv_rag.prompt_cache import PerceptualHash, PromptCacheOptions
 
 
 def test_it_is_a_llama_index_llm() -> None:
@@ -34,13 +34,19 @@ def test_it_is_a_llama_index_llm() -> None:
         ({"model": "m", "temperature": -1}, "temperature"),
         ({"model": "m", "timeout": 0}, "timeout"),
         ({"model": "m", "engine_args": "bf16"}, "engine_args"),
-        ({"model": "m", "store": "s", "tiers": {"threshold": 2}}, "threshold is 2"),
-        ({"model": "m", "store": "s", "tiers": {"treshold": 1}}, "unknown .*treshold"),
-        ({"model": "m", "store": "s", "tiers": 3}, "tiers"),
-        ({"model": "m", "tiers": {}}, "tiers need a store"),
-        ({"model": "m", "store": "s", "encoders": {"semantic": "minilm"}}, "give tiers too"),
-        ({"model": "m", "store": "s", "tiers": {}, "encoders": {"semantic": 3}}, "no encoder"),
-        ({"base_url": "http://localhost/v1", "tiers": {}}, "the server decides: .* --tiers"),
+        ({"model": "m", "store": "s", "prompt_cache": {"threshold": 2}}, "threshold is 2"),
+        ({"model": "m", "store": "s", "prompt_cache": {"treshold": 1}}, "unknown .*treshold"),
+        ({"model": "m", "store": "s", "prompt_cache": 3}, "prompt_cache"),
+        ({"model": "m", "prompt_cache": {}}, "prompt_cache needs a store"),
+        ({"model": "m", "store": "s", "encoders": {"semantic": "minilm"}}, "give prompt_cache too"),
+        (
+            {"model": "m", "store": "s", "prompt_cache": {}, "encoders": {"semantic": 3}},
+            "no encoder",
+        ),
+        (
+            {"base_url": "http://localhost/v1", "prompt_cache": {}},
+            "the server decides: .* --prompt-cache",
+        ),
         ({"base_url": "http://localhost/v1", "store": "s"}, "server's"),
         ({"base_url": "http://localhost/v1", "engine_args": {"dtype": "auto"}}, "server's"),
     ],
@@ -97,9 +103,9 @@ def test_a_preset_and_what_stands_above_it() -> None:
 
 
 def test_tiers_as_options_or_as_their_fields() -> None:
-    given: list[Any] = [TierOptions(), TierOptions().to_mapping(), {}]
-    models = [SemKV("m", "s", tiers=tiers) for tiers in given]
-    assert [model.tiers for model in models] == [TierOptions().to_mapping()] * 3
-    own = SemKV("m", "s", tiers={}, encoders={"vision": PerceptualHash()})
+    given: list[Any] = [PromptCacheOptions(), PromptCacheOptions().to_mapping(), {}]
+    models = [SemKV("m", "s", prompt_cache=one) for one in given]
+    assert [model.prompt_cache for model in models] == [PromptCacheOptions().to_mapping()] * 3
+    own = SemKV("m", "s", prompt_cache={}, encoders={"vision": PerceptualHash()})
     assert own.to_dict()["encoders"] == {"vision": "phash-8"}
-    assert SemKV.from_dict(models[0].to_dict()).tiers == models[0].tiers
+    assert SemKV.from_dict(models[0].to_dict()).prompt_cache == models[0].prompt_cache

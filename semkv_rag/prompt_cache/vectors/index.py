@@ -225,5 +225,5 @@ def _import_faiss() -> Any:
     try:
         import faiss
     except ModuleNotFoundError as error:
-        raise MissingExtraError("faiss-cpu", "tiers") from error
+        raise MissingExtraError("faiss-cpu", "prompt-cache") from error
     return faiss

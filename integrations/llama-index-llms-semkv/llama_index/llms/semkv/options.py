@@ -26,12 +26,12 @@ from semkv_rag.llm import (
     RemoteBackend,
     shared_engine,
 )
-from semkv_rag.prompt_cache.named import encoder_names, plain_tiers, tiers_of
+from semkv_rag.prompt_cache.named import encoder_names, plain_options, prompt_cache_of
 
 if TYPE_CHECKING:
     from semkv_rag.engine import Engine
 
-_ENGINE_FIELDS = ("index_url", "engine_args", "chat_args", "tiers", "encoders", "base_url")
+_ENGINE_FIELDS = ("index_url", "engine_args", "chat_args", "prompt_cache", "encoders", "base_url")
 REUSE_FIELDS = ("preset", "ratio", "selector", "check_layer", "question_tokens", "namespace")
 
 
@@ -59,9 +59,9 @@ class SemKVOptions(StructuredPrediction):
         default_factory=dict,
         description="vLLM's chat options, such as tool_call_parser, as on its command line.",
     )
-    tiers: dict[str, Any] | None = Field(
+    prompt_cache: dict[str, Any] | None = Field(
         default=None,
-        description="Reuse of whole prompts: a TierOptions or its fields; None for not at all.",
+        description="Reuse of whole prompts: a PromptCacheOptions or its fields; None for not at all.",
     )
     encoders: dict[str, Any] = Field(
         default_factory=dict,
@@ -139,10 +139,10 @@ class SemKVOptions(StructuredPrediction):
         if self.base_url is not None:
             self._remote = RemoteBackend(self.base_url, self.api_key, self.model, self.timeout)
 
-    @field_validator("tiers", mode="before")
+    @field_validator("prompt_cache", mode="before")
     @classmethod
-    def _plain_tiers(cls, tiers: Any) -> Any:
-        return plain_tiers(tiers)
+    def _plain_options(cls, given: Any) -> Any:
+        return plain_options(given)
 
     @field_serializer("encoders")
     def _encoder_names(self, encoders: dict[str, Any]) -> dict[str, str]:
@@ -155,11 +155,13 @@ class SemKVOptions(StructuredPrediction):
         its_own = (self.store, self.index_url, self.engine_args, self.chat_args)
         if self.base_url is not None and any(its_own):
             raise OptionError("with base_url, the store and the engine are the server's")
-        if self.base_url is not None and (self.tiers or self.encoders):
-            raise OptionError("with base_url, the server decides: semkv serve … --tiers '{}'")
-        if self.tiers is not None and self.store is None:
-            raise OptionError("tiers need a store: give store=…")
-        tiers_of(self.tiers, self.encoders)
+        if self.base_url is not None and (self.prompt_cache or self.encoders):
+            raise OptionError(
+                "with base_url, the server decides: semkv serve … --prompt-cache '{}'"
+            )
+        if self.prompt_cache is not None and self.store is None:
+            raise OptionError("prompt_cache needs a store: give store=…")
+        prompt_cache_of(self.prompt_cache, self.encoders)
         ReuseOptions.from_mapping(self._reuse_options({}))
         return self
 
@@ -176,7 +178,7 @@ class SemKVOptions(StructuredPrediction):
                 self.index_url,
                 self.engine_args,
                 self.chat_args,
-                self.tiers,
+                self.prompt_cache,
                 self.encoders,
             )
         local = self._local
