@@ -1,8 +1,8 @@
 """Precomputed KV caches for RAG on vLLM: a document is prefilled once, and never again.
 
-What users need is here: `Engine` answers, `precompute` stores documents in a `KVStore`, `ReuseOptions` and
-`PromptCacheOptions` say how stored KV is reused, `ReuseReport` what came of it. A selector of one's own is
-a `semkv_rag.blend.Selector`. Only `Engine` needs vLLM; what is heavy is imported when it is asked for.
+What users need is here: `Engine` answers, `precompute` stores documents in a `KVStore`, `ReuseOptions`
+and `PromptCacheOptions` say how stored KV is reused, `ReuseReport` what came of it. A selector of your
+own is a `semkv_rag.blend.Selector`. What is heavy is imported when it is asked for.
 """
 
 from importlib import import_module

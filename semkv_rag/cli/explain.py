@@ -80,14 +80,14 @@ def explain_command(
     print_json(
         {
             "prompt_tokens": len(tokens),
-            "served": None if found.served is None else _told(found.served),
-            "candidates": [_told(candidate) for candidate in found.candidates],
+            "served": None if found.served is None else _as_mapping(found.served),
+            "candidates": [_as_mapping(candidate) for candidate in found.candidates],
             "reasons": dict(found.reasons),
         }
     )
 
 
-def _told(candidate: Candidate) -> dict[str, Any]:
+def _as_mapping(candidate: Candidate) -> dict[str, Any]:
     donor = candidate.donor
     return {
         "tier": candidate.tier,

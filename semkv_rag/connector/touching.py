@@ -29,7 +29,7 @@ class Touches:
         """These were used now."""
         self._used.update(ids)
         if time.monotonic() - self._told_at > TOUCH_SECONDS:
-            self._tell()
+            self._touch_used()
 
     def close(self) -> None:
         """Hand on what was noted, and stop."""
@@ -39,7 +39,7 @@ class Touches:
             with suppress(SemKVError):
                 self._touch(self._used)
 
-    def _tell(self) -> None:
+    def _touch_used(self) -> None:
         self._told_at = time.monotonic()
         used, self._used = self._used, set()
         if used:

@@ -150,10 +150,10 @@ class PrecomputeRun:
         while self._pending:
             try:
                 for result in self._engine.capture(self._items(tokenizer, contexts)):
-                    self._take(result)
+                    self._book(result)
             finally:
                 self._commit()
-        self._tell()
+        self._report_progress()
         self.result.computing_seconds = time.monotonic() - started
 
     def count(self) -> ToCompute:
@@ -188,7 +188,7 @@ class PrecomputeRun:
             document = self._pending.popleft()
             yield from self._enter(document, self._items_of(document, tokenizer, contexts))
             self._commit_when_due()
-            self._tell()
+            self._report_progress()
 
     def _items_of(
         self, document: Document, tokenizer: Any, contexts: Contexts
@@ -270,7 +270,7 @@ class PrecomputeRun:
     def _key(self, id_: str) -> ChunkKey:
         return ChunkKey(id_, self._model, self._namespace)
 
-    def _take(self, result: CaptureResult) -> None:
+    def _book(self, result: CaptureResult) -> None:
         """Book one captured chunk on every document that waits for it."""
         item = result.item
         if result.error is None:
@@ -287,7 +287,7 @@ class PrecomputeRun:
             if not work.missing and not work.failed:
                 self._complete.append(work)
         self._commit_when_due()
-        self._tell()
+        self._report_progress()
 
     def _commit_when_due(self) -> None:
         late = time.monotonic() - self._committed_at > _COMMIT_SECONDS
@@ -313,7 +313,7 @@ class PrecomputeRun:
                 self.result.failures.append(Failure(name, "its chunks do not stay in the store"))
         self._committed_at = time.monotonic()
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         if self._on_progress:
             result, characters = self.result, max(1, self._characters_to_do)
             self._on_progress(

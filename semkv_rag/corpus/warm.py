@@ -116,7 +116,7 @@ class _Run:
         for number, prompt in enumerate(prompts, 1):
             self._sort(prompt, missing)
             share = number / len(prompts)
-            self._tell(PrecomputeProgress("reading", number, len(prompts), share))
+            self._report_progress(PrecomputeProgress("reading", number, len(prompts), share))
         if missing:
             self._compute(missing)
         return result
@@ -165,7 +165,7 @@ class _Run:
                 result.computed += 1
                 result.tokens += len(prompt.tokens)
                 result.bytes += captured.bytes
-            self._tell(
+            self._report_progress(
                 PrecomputeProgress(
                     phase="computing",
                     documents=result.computed,
@@ -200,6 +200,6 @@ class _Run:
     def _fail(self, prompt: WarmPrompt, reason: str) -> None:
         self._result.failures.append(Failure(prompt.name, reason))
 
-    def _tell(self, progress: PrecomputeProgress) -> None:
+    def _report_progress(self, progress: PrecomputeProgress) -> None:
         if self._on_progress:
             self._on_progress(progress)

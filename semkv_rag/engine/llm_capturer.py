@@ -67,7 +67,7 @@ class LLMCapturer:
         self._gate = gate
         self._in_flight = in_flight
         self._ids = itertools.count()
-        self._tickets = Tickets(self._take)
+        self._tickets = Tickets(self._take_captured)
         self._last_poll = time.monotonic()
 
     @property
@@ -163,7 +163,7 @@ class LLMCapturer:
         except (ValueError, VLLMClientError) as error:
             raise OptionError(f"vLLM does not take this chunk: {error}") from error
 
-    def _take(self) -> list[list[dict[str, Any]]]:
+    def _take_captured(self) -> list[list[dict[str, Any]]]:
         """What each rank has written since the last call.
 
         Raises:

@@ -165,7 +165,7 @@ class Cascade(Closing):
         if options.capture_after == 1:
             return True
         try:
-            seen = self._store.prompts.sight(self._model, asked.namespace, asked.key)
+            seen = self._store.prompts.count_sighting(self._model, asked.namespace, asked.key)
         except SemKVError as error:
             logger.warning("a prompt could not be counted: %s", error)
             return False

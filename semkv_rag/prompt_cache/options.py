@@ -78,12 +78,12 @@ class PromptCacheOptions:
         Raises:
             OptionError: a field is unknown, or a value out of its range.
         """
-        taken = dict(_known(cls, values, "tiers"))
+        taken = dict(_checked_fields(cls, values, "tiers"))
         for name in ("thresholds", "normalisation"):
             if not isinstance(taken.get(name, {}), Mapping | Normalisation):
                 raise OptionError(f"{name} is {taken[name]!r}: use an object")
         if isinstance(normalisation := taken.get("normalisation"), Mapping):
-            chosen = _known(Normalisation, normalisation, "normalisation")
+            chosen = _checked_fields(Normalisation, normalisation, "normalisation")
             if wrong := [name for name, value in chosen.items() if not isinstance(value, bool)]:
                 raise OptionError(f"normalisation.{wrong[0]}: use true or false")
             taken["normalisation"] = Normalisation(**chosen)
@@ -107,7 +107,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _known(kind: type[Any], values: Mapping[str, Any], what: str) -> Mapping[str, Any]:
+def _checked_fields(kind: type[Any], values: Mapping[str, Any], what: str) -> Mapping[str, Any]:
     known = [field.name for field in fields(kind)]
     if unknown := set(values) - set(known):
         raise OptionError(f"{what}: unknown {sorted(unknown)}; there are {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""One look-up through the tiers. Used by the cascade, which see."""
+"""One look-up through the tiers of the prompt cache; `cascade` describes the tiers."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Search:
                 self._statuses[tier] = "hit"
                 possible.append(unstopped[0])
         if possible and not self._decided:
-            self._take(max(possible, key=self._margin))
+            self._serve(max(possible, key=self._margin))
         if possible and self._served not in possible:
             for candidate in possible:
                 self._statuses[candidate.tier] = "miss"
@@ -203,7 +203,7 @@ class Search:
         assert candidate.key is not None
         return candidate.similarity - self._parts.options.threshold_of(candidate.key.layer)
 
-    def _take(self, candidate: Candidate) -> None:
+    def _serve(self, candidate: Candidate) -> None:
         """Serve a candidate, or explore it.
 
         With `substitute` just one candidate of a request is put before the policy: with more, each

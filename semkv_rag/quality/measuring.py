@@ -78,7 +78,7 @@ def measure(
         raise OptionError("the engine was started without a store: give it one")
     if engine.has_prompt_cache:
         raise OptionError(
-            "the engine has tiers, whose answers hang on earlier ones: start one without"
+            "the engine has a prompt cache, whose answers depend on earlier ones: start one without"
         )
     if not engine.gate.servable:
         raise OptionError(f"this model cannot be served with reuse: {engine.gate.reason}")
@@ -157,7 +157,7 @@ class _Run:
                 compared.append(one)
         else:
             self._done = self._total
-            self._tell(questions[-1])
+            self._report_progress(questions[-1])
         return self._result(questions, compared, target)
 
     def _result(
@@ -201,7 +201,7 @@ class _Run:
         if (done := self._journal.get(question.name, prompt)) is not None:
             return done
         first, *_ = self._settings
-        self._tell(question)
+        self._report_progress(question)
         probe = self._ask(prompt, first.options)
         if not probe.report.reused_tokens:
             if probe.report.exact_tokens:
@@ -210,7 +210,7 @@ class _Run:
                 reason = probe.report.reason or "nothing was reused"
                 self._not_reused.append(LeftOut(question.name, reason))
             return None
-        self._tell(question)
+        self._report_progress(question)
         full = self._ask(prompt, replace(first.options, enabled=False))
         samples = {}
         for setting in self._settings:
@@ -227,7 +227,7 @@ class _Run:
     def _told_and_asked(
         self, question: Question, prompt: Sequence[int], setting: Setting
     ) -> Completion:
-        self._tell(question)
+        self._report_progress(question)
         return self._ask(prompt, setting.options)
 
     def _ask(self, prompt: Sequence[int], options: ReuseOptions) -> Completion:
@@ -295,7 +295,7 @@ class _Run:
             )
         return stored
 
-    def _tell(self, question: Question) -> None:
+    def _report_progress(self, question: Question) -> None:
         if self._on_progress is not None:
             self._on_progress(self._done, self._total, question.name)
         self._done += 1

@@ -35,14 +35,14 @@ def recommend(lines: Sequence[Line], full: Full, target: float = TARGET) -> Reco
         reason = f"No setting comes close enough: {_wanted(full, target)}."
         if tried:
             nearest = max(tried, key=lambda one: (one.agreement.mean, -one.charged_ratio))
-            reason += f" The nearest, {_named(nearest)}, has {_told(nearest, full)}."
+            reason += f" The nearest, {_named(nearest)}, has {_result_of(nearest, full)}."
         return _recommended(exact, reason)
     cheapest = min(good, key=lambda one: (one.charged_ratio, -one.agreement.mean))
     presets = [one for one in good if one.preset]
     near = [one for one in presets if one.charged_ratio <= cheapest.charged_ratio + PREFERRED]
     chosen = min(near, key=lambda one: one.charged_ratio, default=cheapest)
     what = f"{chosen.selector} at {100 * chosen.ratio:g} %" if chosen.preset else "It"
-    reason = f"{what} has {_told(chosen, full)}. "
+    reason = f"{what} has {_result_of(chosen, full)}. "
     if chosen is cheapest:
         reason += f"Nothing cheaper that was tried is close enough: {_wanted(full, target)}."
     else:
@@ -124,7 +124,7 @@ def _named(line: Line) -> str:
     return line.name
 
 
-def _told(line: Line, full: Full) -> str:
+def _result_of(line: Line, full: Full) -> str:
     agreed = line.agreement
     text = (
         f"{100 * agreed.mean:.1f} % [{100 * agreed.low:.1f}, {100 * agreed.high:.1f}] equal tokens and "

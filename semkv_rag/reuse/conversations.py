@@ -1,6 +1,6 @@
 """Conversations: a prompt that goes on from an earlier one keeps the earlier one's question.
 
-What a query-aware selector picks hangs on the question. In a chat and in an agent's loop each prompt is
+What a query-aware selector picks depends on the question. In a chat and in an agent's loop each prompt is
 the one before it with more behind it. Asked with its own end, each would have the same chunks blended
 anew; with the first one's question the plan is the same, and vLLM's prefix cache has its KV: as in plain
 vLLM, what was said does not change what the context was.
@@ -37,7 +37,7 @@ class Conversations:
     def __init__(self) -> None:
         self._asked: OrderedDict[bytes, list[_Asked]] = OrderedDict()
 
-    def carry_on(self, plan: ReusePlan, prompt: TokenArray) -> ReusePlan:
+    def with_earlier_question(self, plan: ReusePlan, prompt: TokenArray) -> ReusePlan:
         """The plan with the question of the conversation that its prompt carries on, if there is one.
 
         A text of less than `LEAST` tokens behind the chunks begins none: it may be what all prompts of a

@@ -108,8 +108,8 @@ class StoredPrompts:
         with self._database.reading() as connection:
             return prompts.outcomes_of(connection, model, namespace, chunk_id, key)
 
-    def sight(self, model: str, namespace: str, key: str) -> int:
+    def count_sighting(self, model: str, namespace: str, key: str) -> int:
         """Count a prompt that is not stored; how often it was seen within the last week or so."""
         with self._database.writing(durable=False) as connection:
             forget_before = time.time() - SIGHTING_SECONDS
-            return prompts.sight(connection, model, namespace, key, forget_before)
+            return prompts.count_sighting(connection, model, namespace, key, forget_before)

@@ -16,7 +16,7 @@ def ask(talks: Conversations, prompt: list[int], **options: object) -> ReusePlan
     chosen = ReuseOptions.from_mapping({"selector": "query_attention", **options})
     made = make_plan([Span("a", 0, 0, len(CHUNK))], len(prompt), chosen)
     assert made is not None
-    return talks.carry_on(made.asking(prompt), token_array(prompt))
+    return talks.with_earlier_question(made.asking(prompt), token_array(prompt))
 
 
 def test_the_first_question_stays() -> None:

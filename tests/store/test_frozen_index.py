@@ -272,11 +272,11 @@ def test_what_may_be_lost_does_not_wait_long_for_another_writer(tmp_path: Path) 
         with closing(sqlite3.connect(tmp_path / "index.sqlite", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             with fails(sqlite.LAZY_S + BUDGET_S, "database is locked"):
-                store.prompts.sight(made.MODEL, "default", "key")
+                store.prompts.count_sighting(made.MODEL, "default", "key")
             removing = thread.submit(store.remove, made.MODEL, "default", [id_])
             time.sleep(2 * sqlite.LAZY_S)
             assert not removing.done()
             other.execute("COMMIT")
         removing.result(30)
         assert not store.get(made.MODEL, "default", [id_])
-        assert store.prompts.sight(made.MODEL, "default", "key") == 1
+        assert store.prompts.count_sighting(made.MODEL, "default", "key") == 1

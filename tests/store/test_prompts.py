@@ -170,7 +170,7 @@ def test_outcomes_are_of_one_layer_and_encoder(store: KVStore) -> None:
 def test_sightings_are_counted_and_forgotten(
     store: KVStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sight = store.prompts.sight
+    sight = store.prompts.count_sighting
     assert [sight(made.MODEL, "default", "k") for _ in range(3)] == [1, 2, 3]
     assert sight(made.MODEL, "another", "k") == 1
     monkeypatch.setattr(prompts, "SIGHTING_SECONDS", -1.0)
@@ -181,7 +181,7 @@ def write_prompts(root: Path, index_url: str | None, seed: int) -> None:
     with KVStore(root, index_url=index_url) as store:
         for number in range(seed, seed + 20):
             put(store, number)
-            store.prompts.sight(made.MODEL, "default", "shared")
+            store.prompts.count_sighting(made.MODEL, "default", "shared")
 
 
 @pytest.mark.slow
@@ -204,7 +204,7 @@ def test_several_processes(store: KVStore, index_url: str | None) -> None:
             break
     assert [writer.exitcode for writer in writers] == [0] * 3
     assert len(seen) == 60, "none was missed, although numbers are given before they are committed"
-    assert store.prompts.sight(made.MODEL, "default", "shared") == 61
+    assert store.prompts.count_sighting(made.MODEL, "default", "shared") == 61
 
 
 def test_an_index_of_the_first_revision_is_brought_up_to_date(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ class RequestPlanner:
     def new_request(self, request: Request) -> None:
         """Plan the request's reuse; nothing that goes wrong here may fail it."""
         try:
-            self._take(request)
+            self._admit(request)
         except Exception as error:
             self._give_up(request, error)
 
@@ -144,7 +144,7 @@ class RequestPlanner:
         )
         self._requests[request.request_id] = TrackedRequest(request, self._defaults, report)
 
-    def _take(self, request: Request) -> None:
+    def _admit(self, request: Request) -> None:
         params, skip = wishes_of(request, any_namespace=self._request_namespace)
         capture = params.pop(CAPTURE_KEY, None)
         near = params.pop(NEAR_IMAGES_KEY, {})
@@ -222,7 +222,9 @@ class RequestPlanner:
             end = first_to_compute(spans, tracked.images)
             plan = make_plan(spans, len(prompt), tracked.options, end)
             if plan is not None:
-                tracked.plan = self._conversations.carry_on(plan.asking(prompt), prompt)
+                tracked.plan = self._conversations.with_earlier_question(
+                    plan.asking(prompt), prompt
+                )
         except StoreError as error:
             reason = f"the store's index cannot be read: {error}"
         except Exception as error:

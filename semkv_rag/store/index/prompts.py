@@ -1,6 +1,6 @@
 """Statements about whole prompts: texts, vectors, outcomes, sightings.
 
-A prompt's row hangs on its chunk's, and vectors and outcomes on the prompt's: `drop` is called with
+A prompt's row belongs to its chunk's, and vectors and outcomes to the prompt's: `drop` is called with
 every chunk that goes, inside the same transaction. Lists of ids are no longer than what one statement
 takes (`chunks.pieces`).
 """
@@ -189,7 +189,7 @@ def outcomes_of(
     return [StoredOutcome(*row) for row in connection.execute(found)]
 
 
-def sight(
+def count_sighting(
     connection: Connection, model: str, namespace: str, key: str, forget_before: float
 ) -> int:
     """Count a prompt; how often it was seen. Prompts last seen before `forget_before` are forgotten."""

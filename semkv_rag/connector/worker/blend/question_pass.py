@@ -214,13 +214,15 @@ class QuestionPass:
         self._keys = self._model.as_heads(index, keys, values)[0][-len(self._asking.positions) :]
 
     def _queries(self) -> contextlib.ExitStack:
-        """Have `_see` look at the queries of each layer's attention."""
+        """Have `_watching` look at the queries of each layer's attention."""
         stack = contextlib.ExitStack()
         for index, layer in enumerate(self._model.layers):
-            stack.enter_context(_replaced(layer.attention.impl, self._see(index)))
+            stack.enter_context(_replaced(layer.attention.impl, self._watching(index)))
         return stack
 
-    def _see(self, index: int) -> Callable[[Any, Callable[..., Tensor]], Callable[..., Tensor]]:
+    def _watching(
+        self, index: int
+    ) -> Callable[[Any, Callable[..., Tensor]], Callable[..., Tensor]]:
         def wrap(impl: Any, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
             last = len(self._model.layers) - 1
 
