@@ -1,4 +1,4 @@
-# make setup | test | soak | demo | model | bench: each sets up what it needs; the second time is quick.
+# make setup | test | soak | docs | demo | model | bench: each sets up what it needs; the second time is quick.
 
 PYTHON ?= python3
 VENV := .venv
@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 INTEGRATIONS := integrations/llama-index-llms-semkv integrations/langchain-semkv
 
-.PHONY: setup test soak check demo model bench lock clean
+.PHONY: setup test soak check docs demo model bench lock clean
 
 setup: $(READY)
 
@@ -41,6 +41,10 @@ check: setup
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports --no-cache
+
+# The documentation as a site, in build/site.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
 
 # make demo [MODEL=folder-or-name] [DOCS=folder] [QUESTIONS=file.json]; SmolLM2 on examples/articles when left out
 demo: setup $(if $(MODEL),,model)

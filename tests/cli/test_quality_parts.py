@@ -234,7 +234,7 @@ def test_the_grid() -> None:
     assert names[0] == AS_STORED and names[1:4] == list(PRESETS)
     assert len({one.options for one in made}) == len(made) == len(set(names))
     # A point that is a preset is not asked twice.
-    assert {"random 31 %", f"{PRESETS['fast'].selector} 31 %"} <= set(names)
+    assert {"chunk_head 31 %", f"{PRESETS['fast'].selector} 31 %"} <= set(names)
     assert f"{PRESETS['fast'].selector} {100 * PRESETS['fast'].ratio:g} %" not in names
     tenant = grid(namespace="tenant", question_tokens=9)
     assert {(one.options.namespace, one.options.question_tokens) for one in tenant} == {
@@ -294,7 +294,7 @@ def test_exact_where_nothing_comes_close_or_is_cheaper() -> None:
     assert recommend([EXACT, line("balanced", 0.99, 0.4, f1=0.85)], FULL).preset == "exact"
     assert recommend([EXACT], FULL).preset == "exact"
     # What is there to compare with is never recommended.
-    assert recommend([EXACT, line("chunk_head", 1.0, 0.1)], FULL).preset == "exact"
+    assert recommend([EXACT, line("all", 1.0, 0.1)], FULL).preset == "exact"
     assert recommend([EXACT, line("balanced", 0.9, 0.4)], FULL, target=0.9).preset == "balanced"
 
 

@@ -222,7 +222,7 @@ def test_a_file_holds_what_the_model_computed(engine: Engine, namespace: str) ->
     def watch(worker: object) -> None:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        tap = get_kv_transfer_group().executor._blend_pass.model.tap
+        tap = get_kv_transfer_group().executor._blend_pass.setting.model.tap
         tap.seen = {}
 
         def see(index: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
@@ -233,7 +233,7 @@ def test_a_file_holds_what_the_model_computed(engine: Engine, namespace: str) ->
     def seen(worker: object) -> list[list[list[list[float]]]]:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        tap = get_kv_transfer_group().executor._blend_pass.model.tap
+        tap = get_kv_transfer_group().executor._blend_pass.setting.model.tap
         tap.handler = None
         return [
             [torch.cat(parts).flatten(1).tolist() for parts in zip(*tap.seen[index], strict=True)]

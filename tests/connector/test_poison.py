@@ -45,7 +45,7 @@ def nothing_left(engine: Engine) -> bool:
     def look(worker: object) -> bool:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        layers = get_kv_transfer_group().executor._blend_pass.model.layers
+        layers = get_kv_transfer_group().executor._blend_pass.setting.model.layers
         return all(bool(layer.attention.kv_cache.isfinite().all()) for layer in layers)
 
     return inside(engine, look)

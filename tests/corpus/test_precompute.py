@@ -253,7 +253,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_read(
         run(engine, docs, overlap=8)
     with pytest.raises(OptionError):
         run(engine, docs, namespace="")
-    with pytest.raises(OptionError, match="'right': use head, left, similar"):
+    with pytest.raises(OptionError, match="'right': use head, left"):
         run(engine, docs, context=("head", "right"))
     with pytest.raises(OptionError, match="use one or more of"):
         run(engine, docs, context=())

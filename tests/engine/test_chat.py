@@ -248,7 +248,8 @@ def test_unknown_chat_args_are_named(reader: Path) -> None:
 async def test_the_first_requests_come_together(backend: LocalBackend) -> None:
     """The serving classes are made once, by whoever comes first."""
     engine = backend._engine
-    engine._service = None
+    assert engine._llm is not None
+    engine._service = ChatService(engine._llm, engine._chat_settings)
     parts = await asyncio.gather(*(backend.aanswer(ASK, {"max_tokens": 2}, {}) for _ in range(8)))
     assert len({(part.raw or {})["id"] for part in parts}) == 8
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -176,5 +175,5 @@ def test_what_a_client_may_not_say(engine: Engine, transfer: Any) -> None:
             pass
 
     with pytest.raises(OptionError):
-        asyncio.run_coroutine_threadsafe(ask(), engine._loop).result()
+        engine._loop.call(ask())
     assert engine.generate([9, 10], sampling={**FREE, "max_tokens": 1}).token_ids

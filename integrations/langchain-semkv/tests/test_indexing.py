@@ -163,7 +163,7 @@ def test_documents_behind_the_one_before_of_their_source(llm: ChatSemKV, kept: K
     assert step.result is not None
     assert step.result.chunks_captured == 2 * len(texts), "the second of each, behind the first"
     assert kept.chunks().items() > alone.items()
-    with pytest.raises(OptionError, match="use head, left, similar"):
+    with pytest.raises(OptionError, match="use head, left"):
         SemKVPrecompute(llm, context=["right"])  # type: ignore[list-item]
 
 
