@@ -14,7 +14,7 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_
 from vllm.platforms import current_platform
 
 from semkv_rag.connector.connector import SemKVConnector
-from semkv_rag.connector.images.connector import FusionConnector
+from semkv_rag.connector.images.connector import ImageFeatureConnector
 from semkv_rag.connector.messages import GateReport
 from semkv_rag.connector.worker.executor import BlendExecutor
 
@@ -53,8 +53,8 @@ class SemKVWorker(PlatformWorker):
         return [asdict(captured) for captured in executor.take_captures()] if executor else []
 
     def semkv_flush_states(self) -> None:
-        """Wait until the fusion states that were computed so far are stored."""
-        if has_ec_transfer() and isinstance(connector := get_ec_transfer(), FusionConnector):
+        """Wait until the image features that were computed so far are stored."""
+        if has_ec_transfer() and isinstance(connector := get_ec_transfer(), ImageFeatureConnector):
             connector.writer.flush()
 
 

@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
 from semkv_rag.connector.messages import GateReport
 from semkv_rag.engine.completion import Completion
 from semkv_rag.engine.engine import Engine
-from semkv_rag.engine.feature_encoder import StateEncoder
+from semkv_rag.engine.feature_encoder import ImageFeatureEncoder
 from semkv_rag.engine.launch import model_fingerprint
 
-__all__ = ["Completion", "Engine", "GateReport", "StateEncoder", "model_fingerprint"]
+__all__ = ["Completion", "Engine", "GateReport", "ImageFeatureEncoder", "model_fingerprint"]

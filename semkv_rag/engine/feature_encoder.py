@@ -1,4 +1,4 @@
-"""An image's own fusion state as its vector: no model is needed but the one that is served."""
+"""An image's own features as its vector: no model is needed but the one that is served."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-class StateEncoder:
-    """The mean of an image's fusion state over its rows.
+class ImageFeatureEncoder:
+    """The mean of an image's features over its rows.
 
     For an image whose state is not stored the vision tower runs, once: the state is stored, and the
     request that holds the image loads it. Means of all images have much in common: choose the layer's
@@ -70,7 +70,9 @@ class StateEncoder:
             EngineError: there is no engine, or it could not compute or store the state.
         """
         if self._llm is None or self._capturer is None:
-            raise EngineError("a StateEncoder works in an engine: give it to one as an encoder")
+            raise EngineError(
+                "a ImageFeatureEncoder works in an engine: give it to one as an encoder"
+            )
         states, model = self._capturer.store.states, self._capturer.fingerprint
         state = states.load(model, namespace, key)
         if state is None:

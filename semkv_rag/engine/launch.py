@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 CPU_KV_CACHE_BYTES = 4 << 30
 STATE_BYTES = 8 << 30
-"""What the fusion states of one namespace may take on disk."""
+"""What the image features of one namespace may take on disk."""
 
 WORKER = "semkv_rag.connector.worker_class.SemKVWorker"
 
@@ -55,8 +55,8 @@ def transfer_config(
     }
 
 
-def connect_fusion(config: VllmConfig, *, enable_mm_embeds: bool) -> None:
-    """Have the fusion states of images stored, where a model with our KV connector takes images.
+def connect_images(config: VllmConfig, *, enable_mm_embeds: bool) -> None:
+    """Have the features of images stored, where a model with our KV connector takes images.
 
     vLLM lets clients send embeddings in place of images as soon as a connector may load; whoever could
     do that could put what they like under an image's name. So that is put back as the user had it.
@@ -79,7 +79,7 @@ def connect_fusion(config: VllmConfig, *, enable_mm_embeds: bool) -> None:
         return
     store = config.kv_transfer_config.kv_connector_extra_config
     config.ec_transfer_config = ECTransferConfig(
-        ec_connector="FusionConnector",
+        ec_connector="ImageFeatureConnector",
         ec_connector_module_path="semkv_rag.connector.images.connector",
         ec_role="ec_both",
         ec_connector_extra_config={
@@ -117,7 +117,7 @@ def resolve(
     config = _configuration(connected, usage)
     obstacle = config_obstacle(config)
     if obstacle is None:
-        connect_fusion(config, enable_mm_embeds=arguments.enable_mm_embeds)
+        connect_images(config, enable_mm_embeds=arguments.enable_mm_embeds)
         return config, None
     logger.warning("semkv: this model is answered without reuse: %s", obstacle)
     return _configuration(arguments, usage), obstacle

@@ -22,7 +22,7 @@ from semkv_rag.config import DEFAULT_NAMESPACE
 from semkv_rag.corpus.capture import CaptureItem
 from semkv_rag.corpus.split import tokenize
 from semkv_rag.engine.client import ReportingLLM
-from semkv_rag.engine.feature_encoder import StateEncoder
+from semkv_rag.engine.feature_encoder import ImageFeatureEncoder
 from semkv_rag.engine.image_inputs import IMAGES_FIELD, images_of
 from semkv_rag.engine.llm_capturer import LLMCapturer
 from semkv_rag.engine.looked_up import LookedUp
@@ -66,7 +66,7 @@ class PromptLookup:
         self._closing = threading.Lock()
         capturer.store.add_model(capturer.fingerprint, capturer.description)
         for encoder in cascade.encoders:
-            if isinstance(encoder, StateEncoder):
+            if isinstance(encoder, ImageFeatureEncoder):
                 encoder.bind(llm, capturer)
         self._thread = threading.Thread(target=self._run, name="semkv-tiers", daemon=True)
         self._thread.start()

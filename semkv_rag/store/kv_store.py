@@ -56,7 +56,7 @@ class KVStore(Closing):
         index_url: where the index is. May hold a password.
         read_only: whether it only reads: as asked, or because the folder cannot be written.
         prompts: what is known of the chunks that are whole prompts.
-        states: images' fusion states.
+        states: images' features.
 
     Raises:
         StoreError: the store cannot be opened.
@@ -171,7 +171,7 @@ class KVStore(Closing):
             max_bytes: what all files together may take, of the namespace or of the whole store.
             namespace: evict only what is in it, and count only its bytes.
             kind: likewise, such as `prompt`, so that captured prompts never push out documents;
-                `state` for images' fusion states.
+                `state` for images' features.
 
         Returns:
             The ids of what was evicted, in the order in which it went.

@@ -39,7 +39,7 @@ class ChunkRecord(ChunkKey):
 
 @dataclass(frozen=True, slots=True)
 class StateRecord:
-    """A fusion state's row in the index: what a model's projector made of one image.
+    """The row of an image's features in the index: what a model's projector made of one image.
 
     Attributes:
         id: its address, made of the three that follow.
@@ -185,7 +185,7 @@ class NamespaceStats:
     Attributes:
         chunks: stored chunks, of `tokens` tokens together.
         sources: documents.
-        states: images' fusion states.
+        states: images' features.
         bytes: of the files of chunks and states.
     """
 
@@ -226,7 +226,7 @@ class VerifyReport:
         problems: promises that are not kept: chunks and states that are missing or damaged.
         notices: harmless finds, such as a file of a killed writer that the index does not know yet.
         repaired: whether what was found was mended.
-        states: promised fusion states that were looked at.
+        states: promised features that were looked at.
     """
 
     chunks: int

@@ -1,4 +1,4 @@
-"""Images' fusion states: their files and rows, kept in step as those of chunks are.
+"""Images' features: their files and rows, kept in step as those of chunks are.
 
 Loaded by the engine's scheduler when an image's features are needed, written by a worker after they
 were computed, by any number of processes. A state's file is on disk before its row and goes after it.

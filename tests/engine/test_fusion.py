@@ -23,7 +23,7 @@ from vllm.config import ECTransferConfig
 from semkv_rag.config import ReuseOptions
 from semkv_rag.connector.images.identifiers import parse_identifier, state_identifier
 from semkv_rag.connector.images.lookup import LARGEST_FEATURE
-from semkv_rag.engine import Completion, Engine, StateEncoder
+from semkv_rag.engine import Completion, Engine, ImageFeatureEncoder
 from semkv_rag.engine.launch import engine_arguments, model_fingerprint, resolve, transfer_config
 from semkv_rag.engine.prompt_lookup import PromptLookup
 from semkv_rag.errors import EngineError, OptionError
@@ -291,7 +291,7 @@ def test_a_near_image_is_taken_for_the_stored_one(engine: Engine, namespace: str
 
 def test_the_models_own_features_as_vectors(engine: Engine, namespace: str) -> None:
     assert engine._llm is not None and engine._capturer is not None and engine.store is not None
-    encoder = StateEncoder()
+    encoder = ImageFeatureEncoder()
     with pytest.raises(EngineError, match="give it to one"):
         encoder.encode([picture(1)])
     cascade = Cascade(
@@ -649,7 +649,7 @@ def test_where_a_model_takes_images_and_there_is_a_store(
     assert configured(model, transfer, limit_mm_per_prompt={"image": 0}).ec_transfer_config is None
     for given in (False, True):
         config = configured(model, transfer, enable_mm_embeds=given)
-        assert config.ec_transfer_config.ec_connector == "FusionConnector"
+        assert config.ec_transfer_config.ec_connector == "ImageFeatureConnector"
         assert config.model_config.multimodal_config.enable_mm_embeds is given
         assert not config.model_config.multimodal_config.allow_missing_mm_embeddings
     other = {"ec_connector": "ECExampleConnector", "ec_role": "ec_both"}

@@ -1,4 +1,4 @@
-"""Images' fusion states: files and rows in step, faults in words, evicted and mended as chunks are."""
+"""Images' features: files and rows in step, faults in words, evicted and mended as chunks are."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The fusion tier (L1.5): what a model's projector made of an image is stored and loaded again.
 
 vLLM asks an *encoder-cache connector* before it runs the vision tower on an image. It makes one
-`FusionConnector` in the scheduler and one in each worker; each holds the half of its role. See
+`ImageFeatureConnector` in the scheduler and one in each worker; each holds the half of its role. See
 `lookup.StateLookup` for the scheduler's half, `writer.StateWriter` for the workers', and
 `ec_connector/base.py` of vLLM for the contract of both. It stands beside the KV connector: which images
 may be loaded and saved is said by the names that its `RequestPlanner` gives them (`identifiers`), and an
@@ -28,8 +28,8 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
 )
 
 from semkv_rag.connector.fingerprint import config_fingerprint
-from semkv_rag.connector.images.image_report import FusionReport, take_fusion_report
-from semkv_rag.connector.images.lookup import FusionStep, StateLookup
+from semkv_rag.connector.images.lookup import ImageStep, StateLookup
+from semkv_rag.connector.images.report import ImageReport, take_image_report
 from semkv_rag.connector.images.writer import StateWriter
 from semkv_rag.errors import SemKVError
 from semkv_rag.store import KVStore
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
-__all__ = ["FusionConnector", "FusionReport", "take_fusion_report"]
+__all__ = ["ImageFeatureConnector", "ImageReport", "take_image_report"]
 
 logger = logging.getLogger(__name__)
 
 
-class FusionConnector(ECConnectorBase):
+class ImageFeatureConnector(ECConnectorBase):
     """See the module's docstring."""
 
     def __init__(self, vllm_config: VllmConfig, role: ECConnectorRole) -> None:
@@ -97,13 +97,13 @@ class FusionConnector(ECConnectorBase):
         return self._writer
 
     def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
-        assert isinstance(self._connector_metadata, FusionStep)
+        assert isinstance(self._connector_metadata, ImageStep)
         self.writer.load(self._connector_metadata, encoder_cache)
 
     def save_caches(
         self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any
     ) -> None:
-        assert isinstance(self._connector_metadata, FusionStep)
+        assert isinstance(self._connector_metadata, ImageStep)
         self.writer.save(self._connector_metadata, encoder_cache, mm_hash)
 
 

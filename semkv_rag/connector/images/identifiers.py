@@ -1,4 +1,4 @@
-"""How a request's image is named once its fusion state may be reused.
+"""How a request's image is named once its features may be reused.
 
 vLLM names an image by the hash of its content, or by whatever its client calls it. For a request that
 wants reuse the KV connector's scheduler half puts a name of ours in that place, which says in whose
@@ -20,7 +20,7 @@ _MARK = "semkv-state"
 
 @dataclass(frozen=True)
 class StateRef:
-    """Which fusion state an image stands for.
+    """Which features an image stands for.
 
     Attributes:
         namespace: whose it is.

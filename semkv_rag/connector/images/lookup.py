@@ -23,10 +23,10 @@ from torch import Tensor
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorMetadata
 
 from semkv_rag.connector.images.identifiers import StateRef, parse_identifier
-from semkv_rag.connector.images.image_report import (
-    FusionReport,
-    note_fusion_report,
-    take_fusion_report,
+from semkv_rag.connector.images.report import (
+    ImageReport,
+    note_image_report,
+    take_image_report,
 )
 from semkv_rag.connector.touching import Touches
 from semkv_rag.errors import SemKVError, StateFileError
@@ -48,7 +48,7 @@ Outcome = Literal["loaded", "mapped", "computed"]
 
 
 @dataclass
-class FusionStep(ECConnectorMetadata):
+class ImageStep(ECConnectorMetadata):
     """The work of one step.
 
     Attributes:
@@ -86,9 +86,9 @@ class _Images:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
 
-    def report(self) -> FusionReport:
+    def report(self) -> ImageReport:
         outcomes = list(self.outcomes.values())
-        return FusionReport(
+        return ImageReport(
             loaded=len(outcomes) - outcomes.count("computed"),
             computed=outcomes.count("computed"),
             mapped=outcomes.count("mapped"),
@@ -121,7 +121,7 @@ class StateLookup:
         self._request: Request | None = None
         self._images: dict[str, _Images | None] = {}
         self._found: dict[tuple[str, int], _Found] = {}
-        self._step = FusionStep(model)
+        self._step = ImageStep(model)
 
     def close(self) -> None:
         """Called once, at shutdown."""
@@ -137,7 +137,7 @@ class StateLookup:
             named = any(parse_identifier(feature.identifier) for feature in request.mm_features)
             self._images[request.request_id] = _Images() if named else None
             if named:
-                note_fusion_report(request.request_id, FusionReport())
+                note_image_report(request.request_id, ImageReport())
 
     def has(self, identifier: str) -> bool:
         """Whether an image of the request that was seen last is loaded; if not, it is computed."""
@@ -173,11 +173,11 @@ class StateLookup:
                 self._step.saves[identifier] = ref
             images.outcomes[index] = "computed"
             images.reasons.setdefault(index, found.reason or "")
-        note_fusion_report(request.request_id, images.report())
+        note_image_report(request.request_id, images.report())
 
-    def step(self) -> FusionStep:
+    def step(self) -> ImageStep:
         """The work of the coming step; called once, after its requests were scheduled."""
-        step, self._step = self._step, FusionStep(self._model)
+        step, self._step = self._step, ImageStep(self._model)
         # What is left belongs to requests that got no place; they ask again.
         held, kept = 0, {}
         for key, found in self._found.items():
@@ -191,7 +191,7 @@ class StateLookup:
         """The request is done, and its report was taken by whoever wanted it."""
         self._request = None
         if self._images.pop(request.request_id, None) is not None:
-            take_fusion_report(request.request_id)
+            take_image_report(request.request_id)
 
     def _find(self, ref: StateRef, feature: MultiModalFeatureSpec) -> _Found:
         if self._store is None:
@@ -211,7 +211,7 @@ class StateLookup:
                 reasons.append(f"the stored features of {whose} cannot be used: {error}")
                 continue
             except Exception as error:
-                logger.exception("A fusion state could not be read; the image is computed")
+                logger.exception("An image's features could not be read; the image is computed")
                 reasons.append(f"the stored features of {whose} cannot be read: {error!r}")
                 continue
             id_ = state_id(self._model, ref.namespace, key)

@@ -22,7 +22,7 @@ from semkv_rag.store.upkeep.eviction import STATE
 
 if TYPE_CHECKING:
     from semkv_rag.connector.images.identifiers import StateRef
-    from semkv_rag.connector.images.lookup import FusionStep
+    from semkv_rag.connector.images.lookup import ImageStep
 
 logger = logging.getLogger(__name__)
 
@@ -51,12 +51,12 @@ class StateWriter:
         self._lock = Lock()
         self._thread = pool_behind_model(1, "semkv-states")
 
-    def load(self, step: FusionStep, encoder_cache: dict[str, Tensor]) -> None:
+    def load(self, step: ImageStep, encoder_cache: dict[str, Tensor]) -> None:
         """Put the step's states where vLLM looks for them."""
         for identifier, state in step.loads.items():
             encoder_cache[identifier] = state.to(self._device, non_blocking=True)
 
-    def save(self, step: FusionStep, encoder_cache: dict[str, Tensor], identifier: str) -> None:
+    def save(self, step: ImageStep, encoder_cache: dict[str, Tensor], identifier: str) -> None:
         """Have a state that was just computed written, when the step says so."""
         ref = step.saves.get(identifier)
         if ref is None or get_tensor_model_parallel_rank() != 0:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from semkv_rag.config import AUTO, ReuseOptions
-from semkv_rag.connector.images.image_report import take_fusion_report
+from semkv_rag.connector.images.report import take_image_report
 from semkv_rag.connector.messages import BlendResult
 from semkv_rag.report import ReuseReport
 from semkv_rag.reuse import ImageRows, ReusePlan, Span, TokenArray, tell_images_apart, token_array
@@ -89,7 +89,7 @@ class TrackedRequest:
     def answer(self) -> dict[str, Any]:
         """The answer's `kv_transfer_params`: the report, and whether the request was captured."""
         report = replace(self.report, preemptions=self.request.num_preemptions)
-        images = take_fusion_report(self.request.request_id)
+        images = take_image_report(self.request.request_id)
         if images is not None:
             report = report.with_images(
                 images.loaded, images.computed, images.mapped, images.reason

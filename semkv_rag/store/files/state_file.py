@@ -1,8 +1,8 @@
-"""State files: one image's fusion state, written once and never changed.
+"""State files: one image's features, written once and never changed.
 
-A fusion state is what the model's projector made of an image, so that vision tower and projector need
+Features are what the model's projector made of an image, so that vision tower and projector need
 not run again. `write_state` runs in the background of the request that computed it, `StateFile` is read
-once for an image whose features are needed. docs/fusion.md is the specification.
+once for an image whose features are needed. docs/images.md is the specification.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KEY: Final = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class StateHeader:
-    """Everything the index holds of a fusion state, so that it can be rebuilt from the files alone.
+    """Everything the index holds of an image's features, so that it can be rebuilt from the files alone.
 
     Attributes:
         model: fingerprint of the model that computed it.
@@ -92,10 +92,10 @@ def write_state(
     state = state.detach().cpu().contiguous()
     if state.ndim != 2 or not state.numel() or state.dtype not in _DTYPES:
         raise StoreError(
-            f"a fusion state is [tokens, width], not {list(state.shape)} {state.dtype}"
+            f"an image's features are [tokens, width], not {list(state.shape)} {state.dtype}"
         )
     if not is_finite(state, raw_bytes(state)):
-        raise StoreError("the fusion state holds NaN or infinity")
+        raise StoreError("the image's features hold NaN or infinity")
     metadata = {
         "id": state_id(model, namespace, key),
         "model": model,

@@ -1,4 +1,4 @@
-"""Statements about images' fusion states."""
+"""Statements about images' features."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from semkv_rag.store.states import StoredStates
 from semkv_rag.store.upkeep.contents import Contents
 
 STATE = "state"
-"""What eviction calls images' fusion states, beside the chunks' kinds."""
+"""What eviction calls images' features, beside the chunks' kinds."""
 
 
 def evict(

@@ -1,4 +1,4 @@
-"""Images' fusion states."""
+"""Images' features."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -9,14 +9,14 @@ KEPT_REPORTS = 10_000
 
 
 @dataclass(frozen=True)
-class FusionReport:
+class ImageReport:
     """What became of the images of one request.
 
     An image whose features nobody needed is not counted: vLLM had its KV, or its features from an
     earlier request.
 
     Attributes:
-        loaded: images whose fusion state came from the store.
+        loaded: images whose features came from the store.
         computed: images that went through the vision tower.
         mapped: how many of the loaded ones have the state of another image, their donor.
         reason: in words, why images were computed; None when none was.
@@ -28,10 +28,10 @@ class FusionReport:
     reason: str | None = None
 
 
-_reports: OrderedDict[str, FusionReport] = OrderedDict()
+_reports: OrderedDict[str, ImageReport] = OrderedDict()
 
 
-def take_fusion_report(request_id: str) -> FusionReport | None:
+def take_image_report(request_id: str) -> ImageReport | None:
     """What became of a request's images; once, in the process of vLLM's scheduler.
 
     Returns:
@@ -40,7 +40,7 @@ def take_fusion_report(request_id: str) -> FusionReport | None:
     return _reports.pop(request_id, None)
 
 
-def note_fusion_report(request_id: str, report: FusionReport) -> None:
+def note_image_report(request_id: str, report: ImageReport) -> None:
     """Keep a request's report until it is taken; the oldest go where nobody takes them."""
     _reports[request_id] = report
     while len(_reports) > KEPT_REPORTS:
