@@ -20,17 +20,20 @@ from pydantic import (
     model_validator,
 )
 
-from semkv_rag.config import ReuseOptions, options_over
+from semkv_rag.config import ReuseOptions
 from semkv_rag.errors import OptionError
 from semkv_rag.llm import Backend, LocalBackend, RemoteBackend, shared_engine
-from semkv_rag.prompt_cache.named import encoder_names, plain_options, prompt_cache_of
+from semkv_rag.llm.options import (
+    ENGINE_FIELDS,
+    PROMPT_CACHE_FIELDS,
+    REUSE_FIELDS,
+    check_options,
+    reuse_options,
+)
+from semkv_rag.prompt_cache.named import encoder_names, plain_options
 
 API_KEY_VARIABLE = "SEMKV_API_KEY"
 INDEX_URL_VARIABLE = "SEMKV_INDEX_URL"
-
-_REUSE_FIELDS = ("preset", "ratio", "selector", "check_layer", "question_tokens", "namespace")
-_OF_THE_ENGINE = ("store", "index_url", "engine_args", "chat_args")
-_PROMPT_CACHE = ("prompt_cache", "encoders")
 
 
 class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
@@ -131,21 +134,11 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
-        given = [name for name in (*_OF_THE_ENGINE, *_PROMPT_CACHE) if getattr(self, name)]
         if self.engine is not None:
-            if given or self.base_url or self.model != self.engine.model:
+            its_own = any(getattr(self, name) for name in ENGINE_FIELDS)
+            if its_own or self.base_url or self.model != self.engine.model:
                 raise OptionError("engine= has its model and store: give it alone")
-        elif self.base_url is None and self.model is None:
-            raise OptionError("give a model, an engine or a base_url")
-        elif self.base_url is not None and given:
-            decided = f"with base_url, {', '.join(given)} are the server's"
-            if not set(given).isdisjoint(_PROMPT_CACHE):
-                decided += ": it decides, by semkv serve … --prompt-cache '{}'"
-            raise OptionError(decided)
-        elif self.prompt_cache is not None and self.store is None:
-            raise OptionError("prompt_cache needs a store: give store=…")
-        prompt_cache_of(self.prompt_cache, self.encoders)
-        ReuseOptions.from_mapping(self._reuse_options({}))
+        check_options(self)
         return self
 
     @classmethod
@@ -160,7 +153,7 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
     def _identifying_params(self) -> Mapping[str, Any]:
         """What decides an answer, for LangChain's caches and traces."""
         names = {"model", "store", "base_url", "max_tokens", "temperature", "stop", "sampling"}
-        return self.model_dump(include=names | {"reuse", *_REUSE_FIELDS, *_PROMPT_CACHE})
+        return self.model_dump(include=names | {"reuse", *REUSE_FIELDS, *PROMPT_CACHE_FIELDS})
 
     def get_num_tokens(self, text: str) -> int:
         """How many tokens the model makes of a text. The first call starts the engine."""
@@ -233,7 +226,7 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
         reuse = self._reuse_options(kwargs)
         ReuseOptions.from_mapping(reuse)
         ends = self.stop if stop is None else stop
-        own = ("model", "reuse", "stream", *_REUSE_FIELDS)
+        own = ("model", "reuse", "stream", *REUSE_FIELDS)
         fields = {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
@@ -245,13 +238,7 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
 
     def _reuse_options(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Those that were set; the others are the engine's or the server's to choose."""
-        given = options_over(
-            {name: kwargs[name] for name in _REUSE_FIELDS if name in kwargs},
-            {name: getattr(self, name) for name in _REUSE_FIELDS},
-        )
-        if not kwargs.get("reuse", self.reuse):
-            given["enabled"] = False
-        return given
+        return reuse_options(self, kwargs)
 
 
 def _in_words(error: ValidationError) -> str:

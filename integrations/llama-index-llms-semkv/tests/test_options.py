@@ -45,7 +45,7 @@ def test_it_is_a_llama_index_llm() -> None:
         ),
         (
             {"base_url": "http://localhost/v1", "prompt_cache": {}},
-            "the server decides: .* --prompt-cache",
+            "the server's: it decides, .* --prompt-cache",
         ),
         ({"base_url": "http://localhost/v1", "store": "s"}, "server's"),
         ({"base_url": "http://localhost/v1", "engine_args": {"dtype": "auto"}}, "server's"),

@@ -30,7 +30,7 @@ from llama_index.llms.semkv.messages import (
     to_openai,
     tool_selections,
 )
-from llama_index.llms.semkv.options import REUSE_FIELDS, SemKVOptions
+from llama_index.llms.semkv.options import SemKVOptions
 
 from semkv_rag.llm import (
     Backend,
@@ -38,6 +38,7 @@ from semkv_rag.llm import (
     Part,
     Prompt,
 )
+from semkv_rag.llm.options import REUSE_FIELDS
 
 if TYPE_CHECKING:
     from llama_index.core.tools.types import BaseTool

@@ -18,7 +18,7 @@ from llama_index.core.bridge.pydantic import (
 from llama_index.core.constants import DEFAULT_NUM_OUTPUTS
 from llama_index.llms.semkv.structured import StructuredPrediction
 
-from semkv_rag.config import ReuseOptions, options_over
+from semkv_rag.config import ReuseOptions
 from semkv_rag.errors import OptionError
 from semkv_rag.llm import (
     Backend,
@@ -26,13 +26,11 @@ from semkv_rag.llm import (
     RemoteBackend,
     shared_engine,
 )
-from semkv_rag.prompt_cache.named import encoder_names, plain_options, prompt_cache_of
+from semkv_rag.llm.options import ENGINE_FIELDS, REUSE_FIELDS, check_options, reuse_options
+from semkv_rag.prompt_cache.named import encoder_names, plain_options
 
 if TYPE_CHECKING:
     from semkv_rag.engine import Engine
-
-_ENGINE_FIELDS = ("index_url", "engine_args", "chat_args", "prompt_cache", "encoders", "base_url")
-REUSE_FIELDS = ("preset", "ratio", "selector", "check_layer", "question_tokens", "namespace")
 
 
 class SemKVOptions(StructuredPrediction):
@@ -125,7 +123,7 @@ class SemKVOptions(StructuredPrediction):
     ) -> None:
         """See the class's fields for the options; `engine` is an `Engine` that runs already."""
         if engine is not None:
-            if model or store or not options.keys().isdisjoint(_ENGINE_FIELDS):
+            if model or store or not options.keys().isdisjoint((*ENGINE_FIELDS, "base_url")):
                 raise OptionError("engine= has its model and store: give it alone")
             model = engine.model
         _refuse_unknown(options, type(self).model_fields)
@@ -150,19 +148,7 @@ class SemKVOptions(StructuredPrediction):
 
     @model_validator(mode="after")
     def _check_options(self) -> SemKVOptions:
-        if self.base_url is None and self.model is None:
-            raise OptionError("give a model, an engine or a base_url")
-        its_own = (self.store, self.index_url, self.engine_args, self.chat_args)
-        if self.base_url is not None and any(its_own):
-            raise OptionError("with base_url, the store and the engine are the server's")
-        if self.base_url is not None and (self.prompt_cache or self.encoders):
-            raise OptionError(
-                "with base_url, the server decides: semkv serve … --prompt-cache '{}'"
-            )
-        if self.prompt_cache is not None and self.store is None:
-            raise OptionError("prompt_cache needs a store: give store=…")
-        prompt_cache_of(self.prompt_cache, self.encoders)
-        ReuseOptions.from_mapping(self._reuse_options({}))
+        check_options(self)
         return self
 
     def backend(self) -> Backend:
@@ -201,13 +187,7 @@ class SemKVOptions(StructuredPrediction):
 
     def _reuse_options(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Those that were set; the others are the engine's or the server's to choose."""
-        given = options_over(
-            {name: kwargs[name] for name in REUSE_FIELDS if name in kwargs},
-            {name: getattr(self, name) for name in REUSE_FIELDS},
-        )
-        if not kwargs.get("reuse", self.reuse):
-            given["enabled"] = False
-        return given
+        return reuse_options(self, kwargs)
 
 
 def _refuse_unknown(options: Iterable[str], known: Collection[str]) -> None:
