@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from semkv_rag.cli.options import engine_args, tier_options
+from semkv_rag.cli.options import cache_options, engine_args
 from semkv_rag.errors import OptionError, SemKVError
 from semkv_rag.prompt_cache import PromptCacheOptions
 from workbench.figures import save, summary
@@ -141,7 +141,7 @@ class Runner:
             self._work,
             name=setting.name,
             samples=samples,
-            tiers=setting.tiers,
+            prompt_cache=setting.tiers,
             store=None if setting.store is None else self._stores / setting.store,
         )
         rows: list[Row] = []
@@ -247,7 +247,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         SemKVError: an option, a file or the model cannot be used.
     """
     encoders = arguments.tier_encoder or (VIDEO_ENCODERS if arguments.video else ENCODERS)
-    tiers, _ = tier_options(arguments.prompt_cache, encoders)
+    tiers, _ = cache_options(arguments.prompt_cache, encoders)
     assert tiers is not None
     if arguments.near_images:
         tiers = replace(tiers, near_images=True)

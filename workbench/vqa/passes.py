@@ -40,7 +40,7 @@ class Pass:
         template: a prompt with `{question}` and the model's own placeholder of an image; the model's
             chat template where it is None.
         store: the store's folder; None for plain vLLM, whose prefix cache is off then.
-        tiers: None for plain vLLM.
+        prompt_cache: None for plain vLLM.
         encoders: names, by layer.
         tower: the vision tower's name in the model, where it is not found.
     """
@@ -153,8 +153,8 @@ def _passed(work: Pass) -> Iterator[Row | Facts]:
     with Engine(
         work.model,
         store=work.store,
-        prompt_cache=work.tiers,
-        encoders=encoders_of(work.encoders) if work.tiers is not None else None,
+        prompt_cache=work.prompt_cache,
+        encoders=encoders_of(work.encoders) if work.prompt_cache is not None else None,
         **arguments,
     ) as engine:
         if not engine.supports_images:
