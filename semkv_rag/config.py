@@ -51,7 +51,7 @@ class ReuseOptions:
         enabled: False answers as plain vLLM does.
         ratio: recomputed reused tokens / reused tokens, 0 to 1. 1.0 equals plain prefill. `auto`: as
             many as it takes for the expected loss to be at most `promise`, up to all.
-        selector: the rule that picks the recomputed tokens, by its name in `semkv_rag.blend`.
+        selector: the rule that picks the recomputed tokens, by its name in `semkv_rag.selectors`.
         check_layer: the layer at which selectors that look at deviations compare; layers below it
             are computed for every reused token. At least 1: layer 0 sees no context.
         promise: the loss that `ratio="auto"` may cost on average: the KL divergence from full prefill

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -47,11 +48,7 @@ def register_selector(name: str, selector: type[Selector]) -> None:
     """
     if not isinstance(name, str) or not name.isidentifier() or name in SELECTORS:
         raise OptionError(f"selector name {name!r}: use an identifier other than {_names()}")
-    base = importlib.import_module(_HOME).Selector
-    if not (isinstance(selector, type) and issubclass(selector, base)):
-        raise OptionError(
-            f"selector {name}: {selector!r} is no subclass of semkv_rag.blend.Selector"
-        )
+    _required(name, selector)
     if selector.__module__ == "__main__" or "." in selector.__qualname__:
         raise OptionError(
             f"selector {name}: vLLM's processes cannot import {selector.__qualname__} from"
@@ -68,19 +65,15 @@ def selector_type(name: str) -> type[Selector]:
     Raises:
         OptionError: there is none of that name, or it cannot be imported.
     """
-    place = SELECTORS.get(name) or _registered.get(name)
+    place = SELECTORS.get(name) or _registered.get(name) or _offered().get(name)
     if place is None:
-        for offered in entry_points(group=ENTRY_POINTS, name=name):
-            register_selector(name, offered.load())
-            return selector_type(name)
         raise OptionError(f"selector is {name!r}: use one of {_names()}, or register it")
     module, _, kind = place.partition(":")
     try:
         found: Any = getattr(importlib.import_module(module), kind)
     except (ImportError, AttributeError) as error:
         raise OptionError(f"selector {name}: {place} cannot be imported: {error}") from error
-    selector: type[Selector] = found
-    return selector
+    return _required(name, found)
 
 
 def registered_selectors() -> dict[str, str]:
@@ -109,5 +102,19 @@ def check_selector(name: object, *, knows_risk: bool) -> None:
         )
 
 
+def _required(name: str, given: Any) -> type[Selector]:
+    """`given`, when it is a selector's class."""
+    base: type[Selector] = importlib.import_module(_HOME).Selector
+    if not (isinstance(given, type) and issubclass(given, base)):
+        raise OptionError(f"selector {name}: {given!r} is no subclass of semkv_rag.blend.Selector")
+    return given
+
+
+@cache
+def _offered() -> dict[str, str]:
+    """Installed packages' selectors; looked for once, since any request may name one that is none."""
+    return {one.name: one.value for one in entry_points(group=ENTRY_POINTS)}
+
+
 def _names() -> str:
-    return ", ".join((*SELECTORS, *_registered))
+    return ", ".join((*SELECTORS, *_registered, *_offered()))

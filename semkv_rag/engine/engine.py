@@ -24,7 +24,6 @@ from typing import Any
 
 from semkv_rag.closing import Closing
 from semkv_rag.config import ReuseOptions
-from semkv_rag.connector.fingerprint import config_fingerprint
 from semkv_rag.engine.asking import Prompt, parts, sampling_params
 from semkv_rag.engine.bridge import Stream, stream_async
 from semkv_rag.engine.chat import ChatService, ChatSettings
@@ -130,7 +129,7 @@ class Engine(OpenAIAnswers, Storing, Closing):
         self._llm, self.gate, self._capturer = started.llm, started.gate, started.capturer
         self._connected = obstacle is None
         self._service = ChatService(self._llm, self._chat_settings)
-        self.fingerprint = config_fingerprint(config)
+        self.fingerprint = started.fingerprint
         self.tokenizer = self._llm.get_tokenizer()
         self.max_model_len: int = config.model_config.max_model_len
         self.kv_bytes_per_token = kv_bytes_per_token(config)

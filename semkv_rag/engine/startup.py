@@ -26,11 +26,13 @@ class Started:
     """vLLM, running.
 
     Attributes:
+        fingerprint: of everything that changes KV.
         gate: whether the model is served with reuse.
         capturer: stores chunks; None without a store.
     """
 
     llm: ReportingLLM
+    fingerprint: str
     gate: GateReport
     capturer: LLMCapturer | None
 
@@ -58,29 +60,31 @@ async def start(
         client: options of vLLM's engine client.
 
     Raises:
-        MissingExtraError: what the tiers need is not installed.
-        StoreError: what the tiers have stored cannot be read.
+        EngineError: the model's files are not on this machine.
+        MissingExtraError: what the prompt cache needs is not installed.
+        StoreError: what the prompt cache has stored cannot be read.
     """
+    fingerprint = config_fingerprint(config)
     with _script_left_alone(), cores_of_its_own(config.parallel_config.world_size):
         llm: ReportingLLM = ReportingLLM.from_vllm_config(config, **client)
     try:
         gate = GateReport(False, obstacle) if obstacle is not None else await _ask_gate(llm)
         if store is None:
-            return Started(llm, gate, None)
+            return Started(llm, fingerprint, gate, None)
         capturer = LLMCapturer(
             llm,
             asyncio.get_running_loop(),
             store=store,
-            fingerprint=config_fingerprint(config),
+            fingerprint=fingerprint,
             description=description,
             gate=gate,
             in_flight=in_flight,
         )
         if prompt_cache is not None and gate.servable:
-            cascade = Cascade(store, capturer.fingerprint, prompt_cache, encoders)
+            cascade = Cascade(store, fingerprint, prompt_cache, encoders)
             await asyncio.to_thread(cascade.load)
             llm.prompt_lookup = PromptLookup(cascade, capturer, llm)
-        return Started(llm, gate, capturer)
+        return Started(llm, fingerprint, gate, capturer)
     except BaseException:
         await asyncio.to_thread(llm.shutdown)
         raise

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
-def wishes_of(request: Request, *, any_namespace: bool) -> tuple[dict[str, Any], str | None]:
+def wishes_in(request: Request, *, any_namespace: bool) -> tuple[dict[str, Any], str | None]:
     """Our part of a request's `kv_transfer_params`, and why it is served plainly, or None.
 
     Whatever stands there: a request is checked before it comes here, but nothing that comes here may

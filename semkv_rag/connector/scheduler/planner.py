@@ -46,7 +46,7 @@ from semkv_rag.connector.messages import (
     GateReport,
     StepMetadata,
 )
-from semkv_rag.connector.scheduler.admission import note_images, obstacle, wishes_of
+from semkv_rag.connector.scheduler.admission import note_images, obstacle, wishes_in
 from semkv_rag.connector.scheduler.block_hashes import salt_blocks
 from semkv_rag.connector.scheduler.catalogue import Catalogue
 from semkv_rag.connector.scheduler.step_blocks import StepBlocks
@@ -145,7 +145,7 @@ class RequestPlanner:
         self._requests[request.request_id] = TrackedRequest(request, self._defaults, report)
 
     def _admit(self, request: Request) -> None:
-        params, skip = wishes_of(request, any_namespace=self._request_namespace)
+        params, skip = wishes_in(request, any_namespace=self._request_namespace)
         capture = params.pop(CAPTURE_KEY, None)
         near = params.pop(NEAR_IMAGES_KEY, {})
         store_images = bool(params.pop(STORE_IMAGES_KEY, False))

@@ -25,7 +25,9 @@ from vllm.distributed import (
 )
 
 from semkv_rag.connector.messages import BlendResult, BlendTask, Captured, GateReport, StepMetadata
+from semkv_rag.connector.threads import pool_beside_model
 from semkv_rag.connector.worker.blend.blend_pass import BlendPass
+from semkv_rag.connector.worker.blend.setting import BlendSetting
 from semkv_rag.connector.worker.capture.capture import ChunkCapture
 from semkv_rag.connector.worker.capture.lull import Lull
 from semkv_rag.connector.worker.gate import run_gate
@@ -80,10 +82,13 @@ class BlendExecutor:
             tap, paged = KVTap(layers), PagedKV(runner, block_size)
             layouts = find_layouts(layers, tap, paged, runner.dtype)
             self._blend_pass = BlendPass(
-                EagerModel(runner.get_model(), layers, tap, paged, self._config),
-                self._config.scheduler_config.max_num_batched_tokens,
-                layouts,
-                total=tensor_model_parallel_all_reduce,
+                BlendSetting(
+                    model=EagerModel(runner.get_model(), layers, tap, paged, self._config),
+                    piece_tokens=self._config.scheduler_config.max_num_batched_tokens,
+                    layouts=layouts,
+                    total=tensor_model_parallel_all_reduce,
+                    loading=pool_beside_model(1, "semkv-load"),
+                )
             )
             self._spoiling = Spoiling(paged, layouts)
             self._capture = ChunkCapture(

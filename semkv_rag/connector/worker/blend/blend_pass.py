@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 
 from semkv_rag.connector.messages import BlendStats, BlendTask
-from semkv_rag.connector.threads import pool_beside_model
 from semkv_rag.connector.worker.blend.blend_run import BlendRun
 from semkv_rag.connector.worker.blend.setting import BlendSetting, Picked
 from semkv_rag.connector.worker.blend.span_loader import KVSource
-from semkv_rag.connector.worker.model.block_layout import BlockLayout
-from semkv_rag.connector.worker.model.eager import EagerModel
 
 REMEMBERED_PLANS = 4096
 
@@ -28,26 +24,15 @@ REMEMBERED_PLANS = 4096
 class BlendPass:
     """Runs blends on one worker, one after another.
 
-    Args:
-        model: the loaded model; the rotations of its layers are found.
-        piece_tokens: the most tokens of one launch.
-        layouts: of the blocks of each layer.
-        total: adds up what tensor-parallel ranks have each found of their own heads, so that all pick
-            the same tokens.
+    Attributes:
+        setting: what all blends share.
+        picked: the positions that a look at the KV picked, by plan and prompt. When vLLM finds the first
+            blocks of a plan in its prefix cache, only the others are blended, and the same positions must
+            be picked among them: else an answer would depend on what happened to be cached.
     """
 
-    def __init__(
-        self,
-        model: EagerModel,
-        piece_tokens: int,
-        layouts: Sequence[BlockLayout],
-        total: Callable[[Tensor], Tensor] = lambda scores: scores,
-    ) -> None:
-        loading = pool_beside_model(1, "semkv-load")
-        self.setting = BlendSetting(model, piece_tokens, layouts, total, loading)
-        # The positions that were picked, by plan and prompt. When vLLM finds the first blocks of a plan
-        # in its prefix cache, only the others are blended, and they must be the ones of the first time:
-        # else an answer would depend on what happened to be cached.
+    def __init__(self, setting: BlendSetting) -> None:
+        self.setting = setting
         self.picked: OrderedDict[bytes, Picked] = OrderedDict()
 
     def close(self) -> None:

@@ -66,9 +66,8 @@ class BlendRun:
         self._expected: Expectation | None = None
         self._loaded = False  # all stored KV is in the cache
         self._writer: StoredKV | None = None  # what brings it there otherwise
-        self._compared: Sequence[
-            SpanKV
-        ] = ()  # the check layer's, where the question's pass has read it
+        # The check layer's stored KV, where the question's pass has read it.
+        self._compared: Sequence[SpanKV] = ()
         self.picked: Tensor | None = None
         self.recomputed = 0
         self.risk: float | None = None
@@ -250,7 +249,7 @@ class BlendRun:
             if self._writer is not None:
                 hooks.enter_context(self._writer.arriving())
             if seen is not None:
-                hooks.enter_context(seen.watching(self._model.layers))
+                hooks.enter_context(self._model.reaching(seen.before))
             for piece in self._pieces(torch.cat((picked, self._fresh)).sort().values):
                 positions = self.rows.positions[piece]
                 see = None if seen is None else partial(seen.see, positions)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from semkv_rag.blend import squared_attention
 from semkv_rag.connector.worker.blend.span_loader import SpanKV, SpanLoader
@@ -171,30 +171,22 @@ class QuestionPass:
     def _reading(self) -> Iterator[None]:
         """Have each layer find its stored KV in the cache."""
         self._loader = self._make_loader()
-        hooks = [
-            layer.decoder.register_forward_pre_hook(self._before(index))
-            for index, layer in enumerate(self._model.layers)
-        ]
         try:
-            yield
+            with self._model.reaching(self._bring):
+                yield
         finally:
-            for hook in hooks:
-                hook.remove()
             self._loader.close()
             self.waited_ms += self._loader.waited_ms
 
-    def _before(self, index: int) -> Callable[..., None]:
-        def hook(layer: nn.Module, args: Any) -> None:
-            if index:
-                self._restore(index - 1)
-            assert self._loader is not None
-            self._stored = self._loader.layer(index)
-            for span, (keys, values) in zip(self._spans, self._stored, strict=True):
-                self._write(index, span.dst, keys, values)
-            if index == self._keep:
-                self.kept = self._stored
-
-        return hook
+    def _bring(self, index: int) -> None:
+        if index:
+            self._restore(index - 1)
+        assert self._loader is not None
+        self._stored = self._loader.layer(index)
+        for span, (keys, values) in zip(self._spans, self._stored, strict=True):
+            self._write(index, span.dst, keys, values)
+        if index == self._keep:
+            self.kept = self._stored
 
     def _restore(self, index: int) -> None:
         """Write the stored KV of candidates that are part of the question once more."""

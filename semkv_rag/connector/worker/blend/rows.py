@@ -44,6 +44,7 @@ class BlendRows:
 
     @classmethod
     def of(cls, task: BlendTask, paged: PagedKV) -> BlendRows:
+        """Those of a task, in its request's blocks."""
         start = task.start
         positions = torch.arange(start, task.plan.covered, device=paged.device)
         blocks = torch.tensor(task.block_ids, device=paged.device)
@@ -64,9 +65,11 @@ class BlendRows:
         )
 
     def of_span(self, span: Span) -> slice:
+        """The rows of a span."""
         return slice(span.dst - self.start, span.end - self.start)
 
     def tokens_of(self, rows: Tensor) -> list[int]:
+        """The tokens at some rows, [rows], int64."""
         return [self.tokens[position] for position in self.positions[rows].tolist()]
 
     @property

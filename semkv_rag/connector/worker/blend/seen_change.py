@@ -5,15 +5,13 @@ Whole blocks have to be copied to read some tokens of them, so only some layers 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from semkv_rag.blend import LOOKED_AT, sensitivity_of
 from semkv_rag.connector.worker.model.block_layout import BlockLayout
-from semkv_rag.connector.worker.model.model_view import Layer
 from semkv_rag.connector.worker.model.paged import PagedKV
 
 
@@ -52,20 +50,7 @@ class SeenChange:
         self.expected = (attention * sensitivity)[LOOKED_AT].sum()
         self._looked_at = frozenset(range(len(layouts))[LOOKED_AT])
 
-    @contextlib.contextmanager
-    def watching(self, layers: Sequence[Layer]) -> Iterator[None]:
-        """Look at forwards inside the block; `see` has to be called with what they compute."""
-        hooks = [
-            layer.decoder.register_forward_pre_hook(lambda *_, index=index: self._before(index))
-            for index, layer in enumerate(layers)
-        ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _before(self, index: int) -> None:
+    def before(self, index: int) -> None:
         """Read what layer `index` has stored, before the layer writes over it."""
         if index not in self._looked_at:
             return

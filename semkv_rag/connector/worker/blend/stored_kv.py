@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from semkv_rag.connector.worker.blend.rows import BlendRows
 from semkv_rag.connector.worker.blend.span_loader import SpanKV, SpanLoader
@@ -41,18 +40,9 @@ class StoredKV:
         self._first, self._reached = loader.first, -1
         self.compared: list[SpanKV] = []
 
-    @contextlib.contextmanager
-    def arriving(self) -> Iterator[None]:
+    def arriving(self) -> AbstractContextManager[None]:
         """Have each layer find its stored KV in the cache; what was written before stays."""
-        hooks = [
-            layer.decoder.register_forward_pre_hook(self._before(index))
-            for index, layer in enumerate(self._model.layers)
-        ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        return self._model.reaching(self._bring)
 
     def finish(self) -> None:
         """Write the layers that no forward has reached."""
@@ -64,12 +54,9 @@ class StoredKV:
         self._loader.close()
         return self._loader.waited_ms
 
-    def _before(self, index: int) -> Callable[[Any, Any], None]:
-        def hook(module: Any, args: Any) -> None:
-            if index > self._reached:  # the first piece to come here
-                self._write(index)
-
-        return hook
+    def _bring(self, index: int) -> None:
+        if index > self._reached:  # the first piece to come here
+            self._write(index)
 
     def _write(self, index: int) -> None:
         self._reached = index

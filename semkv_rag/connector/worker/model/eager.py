@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -98,6 +98,19 @@ class EagerModel:
 
         with self.tap.handling(handler), contextlib.suppress(KVKnown):
             self.forward(tokens, blocks, positions)
+
+    @contextlib.contextmanager
+    def reaching(self, reached: Callable[[int], None]) -> Iterator[None]:
+        """Have `reached` called with a layer's index, just before a forward enters the layer."""
+        hooks = [
+            layer.decoder.register_forward_pre_hook(lambda *_, index=index: reached(index))
+            for index, layer in enumerate(self.layers)
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def as_heads(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """K and V of layer `index` as [tokens, kv_heads, head_dim]."""
