@@ -200,7 +200,7 @@ def latest_picks(worker: Any) -> list[int]:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     latest = next(reversed(get_kv_transfer_group().executor._blend_pass.picked.values()))
-    picked: list[int] = latest.rows[0].tolist()
+    picked: list[int] = latest.rows.tolist()
     return picked
 
 

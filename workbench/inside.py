@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from semkv_rag.connector.messages import BlendTask
@@ -33,36 +34,54 @@ def picked_positions(engine: Engine, plan: ReusePlan, prompt: list[int]) -> list
     return inside(engine, remembered)
 
 
+@dataclass(frozen=True)
+class BlendStep:
+    """What a step had to do with blends.
+
+    Attributes:
+        began: how many of its own it had.
+        under_way: how many went on behind it.
+        idle: whether it had no forward.
+    """
+
+    began: int
+    under_way: int
+    idle: bool
+
+
 @contextmanager
-def blends_of_steps(engine: Engine) -> Iterator[list[int]]:
-    """How many blends each step had that ran inside the block; filled in at its end."""
+def blend_steps(engine: Engine) -> Iterator[list[BlendStep]]:
+    """The steps inside the block that had to do with blends; filled in at its end."""
 
     def watch(worker: Any) -> None:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         executor = get_kv_transfer_group().executor
-        blend, executor.blends_of_steps = executor.blend, []
+        blend, executor.blend_steps = executor.blend, []
 
         def counting() -> None:
-            executor.blends_of_steps.append(len(executor._step.blends))
+            began, idle = len(executor._step.blends), executor._step.idle
+            had = len(executor._queue._active)
             blend()
+            if began or had:
+                executor.blend_steps.append((began, len(executor._queue._active), idle))
 
         executor.blend = counting
 
-    def stop(worker: Any) -> list[int]:
+    def stop(worker: Any) -> list[tuple[int, int, bool]]:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         executor = get_kv_transfer_group().executor
         del executor.blend
-        counts: list[int] = executor.blends_of_steps
-        return counts
+        seen: list[tuple[int, int, bool]] = executor.blend_steps
+        return seen
 
-    steps: list[int] = []
+    steps: list[BlendStep] = []
     inside(engine, watch)
     try:
         yield steps
     finally:
-        steps += inside(engine, stop)
+        steps += (BlendStep(*one) for one in inside(engine, stop))
 
 
 def open_chunk_files(engine: Engine) -> list[str]:

@@ -8,9 +8,13 @@ A step, in order:
 
 1. scheduler: `on_new_request` for each new request, `get_num_new_matched_tokens` and
    `update_state_after_alloc` for each that is let in, `build_connector_meta` once;
-2. worker: `bind_connector_metadata`, then `start_load_kv` (blends), the forward, `wait_for_save`
-   (captures), `get_block_ids_with_load_errors`, `build_connector_worker_meta`;
+2. worker: `bind_connector_metadata`, the forward if there is one, then `start_load_kv` (blends go on),
+   `wait_for_save` (captures), `get_finished` (blends that ended), `get_block_ids_with_load_errors`,
+   `build_connector_worker_meta`;
 3. scheduler: `request_finished` for requests that end, `update_connector_output`.
+
+A blend is an asynchronous load to vLLM: its request has its blocks, and no place in a step until
+`get_finished` names it. See `worker.blend.blend_queue` for what happens meanwhile.
 
 Configured by `KVTransferConfig.kv_connector_extra_config`; `engine.launch` writes it:
 
@@ -27,7 +31,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.config import VllmConfig
-from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -42,7 +45,7 @@ from semkv_rag.connector.orphan import WRITING_S, end_with_parent
 from semkv_rag.connector.scheduler.catalogue import Catalogue
 from semkv_rag.connector.scheduler.planner import RequestPlanner
 from semkv_rag.connector.scheduler.precedence import Precedence
-from semkv_rag.connector.scheduler.step_blocks import scheduled_ranges
+from semkv_rag.connector.scheduler.step_work import scheduled_ranges
 from semkv_rag.connector.worker.executor import BlendExecutor
 from semkv_rag.errors import SemKVError
 from semkv_rag.selectors import load_selectors
@@ -99,6 +102,7 @@ class SemKVConnector(KVConnectorBase_V1):
             model=model,
             defaults=ReuseOptions.from_mapping(extra.get("reuse", {})),
             block_size=config.cache_config.block_size,
+            step_tokens=config.scheduler_config.max_num_batched_tokens,
             request_namespace=bool(extra.get("request_namespace", False)),
             fusion=config.ec_transfer_config is not None,
             image_obstacle=(
@@ -148,7 +152,8 @@ class SemKVConnector(KVConnectorBase_V1):
     ) -> tuple[int | None, bool]:
         if not self._precedence.may_begin(request):
             return None, False
-        return self.planner.matched_tokens(request, num_computed_tokens), False
+        external = self.planner.matched_tokens(request, num_computed_tokens)
+        return external, bool(external)
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
@@ -164,17 +169,10 @@ class SemKVConnector(KVConnectorBase_V1):
         results = connector_output.kv_connector_worker_meta
         if isinstance(results, WorkerResults):
             self.planner.results(results.blends)
-        WorkerResults.take_arrived()
 
     def request_finished(
         self, request: Request, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        # This step's results are brought behind the requests that end in it: look for them now.
-        self.planner.results(WorkerResults.take_arrived())
-        if has_kv_transfer_group():  # the worker is in this very process
-            worker = get_kv_transfer_group()
-            if isinstance(worker, SemKVConnector) and worker.executor is not None:
-                self.planner.results(worker.executor.take_results())
         self._precedence.ended(request)
         return False, self.planner.finished(request)
 
@@ -194,7 +192,7 @@ class SemKVConnector(KVConnectorBase_V1):
         self.executor.blend()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing to wait for: the blend pass has written all layers."""
+        """Nothing to wait for: no request of the forward is being blended."""
 
     def save_kv_layer(
         self,
@@ -208,6 +206,11 @@ class SemKVConnector(KVConnectorBase_V1):
     def wait_for_save(self) -> None:
         assert self.executor is not None
         self.executor.end_step()
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """No request is sent anywhere; those whose blends ended, or were stopped with the request."""
+        assert self.executor is not None
+        return None, self.executor.take_ended(finished_req_ids)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         assert self.executor is not None

@@ -1,7 +1,7 @@
 """What travels between the connector's two sides.
 
-Scheduler to workers, once a step: `StepMetadata`, with its `BlendTask`s and `CaptureTask`s.
-Workers to scheduler, once a step: `WorkerResults`, with a `BlendResult` for each blend.
+Scheduler to workers, once a step: `StepMetadata`, with `BlendTask`s, `FirstForward`s and `CaptureTask`s.
+Workers to scheduler, once a step: `WorkerResults`, with a `BlendResult` for each blend that ended.
 Workers to scheduler, once at start-up: `WorkerHandshake`, with the `GateReport`.
 Workers to the user's process, when it asks: `Captured` and `GateReport`, as plain fields.
 
@@ -11,7 +11,7 @@ What a request says of itself, and its report, travel under the keys in `semkv_r
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from blake3 import blake3
@@ -41,15 +41,12 @@ class GateReport:
 
 @dataclass(frozen=True)
 class BlendTask:
-    """One request's blend in one step; made by the scheduler side, run by every worker.
+    """One request's blend; made by the scheduler side, run by every worker over one or more steps.
 
     Attributes:
         tokens: the prompt's first `plan.covered` tokens.
         block_ids: the request's blocks, in order; they hold at least those tokens.
-        start: the tokens before it are in the cache already.
-        end: where the tokens end that this step's forward computes behind the blend.
-        images: whether images stand among these tokens: their placeholders are no text, so the
-            tokens cannot be computed here.
+        start: the tokens before it are in the cache already, behind the forward of the task's step.
     """
 
     request_id: str
@@ -57,8 +54,6 @@ class BlendTask:
     tokens: list[int]
     block_ids: list[int]
     start: int
-    end: int = 0
-    images: bool = False
 
     def key(self) -> bytes:
         """32 bytes that two tasks share only when plan and tokens are the same."""
@@ -76,6 +71,24 @@ class BlendStats:
     blend_ms: float
     risk: float | None = None
     note: str | None = None
+
+
+@dataclass(frozen=True)
+class FirstForward:
+    """The first forward of a request behind its blend.
+
+    Attributes:
+        block_ids: the request's blocks, in order.
+        start: where its blend began.
+        end: where the tokens end that the forward computes.
+        chunk_ids: whose KV it reads.
+    """
+
+    request_id: str
+    block_ids: list[int]
+    start: int
+    end: int
+    chunk_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -119,10 +132,21 @@ class Captured:
 
 @dataclass(repr=False)
 class StepMetadata(KVConnectorMetadata):
-    """The work of one step: blends before the forward, in this order, captures behind it."""
+    """The work of one step, behind its forward.
+
+    Attributes:
+        model: the model's fingerprint.
+        blends: that begin; they take turns in the order in which they began.
+        budget_tokens: so many tokens the blends may compute.
+        idle: whether the step has no forward: a blend may wait for what is being loaded.
+        first_forwards: those of requests that were blended.
+    """
 
     model: str
     blends: list[BlendTask] = field(default_factory=list)
+    budget_tokens: int = 0
+    idle: bool = True
+    first_forwards: list[FirstForward] = field(default_factory=list)
     captures: list[CaptureTask] = field(default_factory=list)
 
     def anon_repr(self) -> str:
@@ -137,7 +161,7 @@ class BlendResult:
     """How one request's blend ended.
 
     Attributes:
-        stats: what the blend did; None when it failed and the tokens were prefilled instead.
+        stats: what the blend did; None when it failed and vLLM computes the tokens.
         error: in words, why it failed.
         bad_chunks: the chunks whose files were the reason.
     """
@@ -153,26 +177,6 @@ class WorkerResults(KVConnectorWorkerMetadata):
     """The blends that ended in one step, on one rank."""
 
     blends: dict[str, BlendResult]
-
-    arrived: ClassVar[list[WorkerResults]] = []
-    """Results that came from another process and were not looked at yet.
-
-    vLLM hands a step's results to the scheduler's connector only behind the requests that end in that
-    step, so an answer of one token would have no figures. They are there before: from the moment they
-    are unpickled.
-    """
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.arrived.append(self)
-
-    @classmethod
-    def take_arrived(cls) -> dict[str, BlendResult]:
-        """What arrived since the last call, all ranks together."""
-        taken = WorkerResults({})
-        while cls.arrived:
-            taken = taken.aggregate(cls.arrived.pop(0))
-        return taken.blends
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerResults:
         """One rank's failure is everybody's: all ranks prefill when one cannot load."""

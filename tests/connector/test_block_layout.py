@@ -195,8 +195,10 @@ def test_a_model_with_such_a_cache_is_refused() -> None:
 )
 def test_blocks_of_vllm_on_a_cpu(isa: str, dtype: torch.dtype, kept: torch.dtype) -> None:
     """Not all of them run here, but all can be filled."""
-    import vllm._C  # noqa: F401
     from vllm import _custom_ops as ops
+    from vllm.platforms import current_platform
+
+    current_platform.import_kernels()  # those of this machine's processor
 
     shapes = (SHAPES[0], SHAPES[0])
     cache = torch.zeros(3, HEADS, 2 * TOKENS, KEY_DIM, dtype=dtype)
@@ -208,7 +210,12 @@ def test_blocks_of_vllm_on_a_cpu(isa: str, dtype: torch.dtype, kept: torch.dtype
     def write(keys: Tensor, values: Tensor) -> Tensor:
         halves = cache.chunk(2, dim=2)
         slots = TOKENS + torch.arange(TOKENS)
-        ops.cpu_attn_reshape_and_cache(keys, values, *halves, slots, isa, *scales, name)
+        try:
+            ops.cpu_attn_reshape_and_cache(keys, values, *halves, slots, isa, *scales, name)
+        except RuntimeError as error:
+            if "Unsupported CPU attention configuration" not in str(error):
+                raise
+            pytest.skip(f"vLLM's build for this processor has no {isa}")
         return cache[1].view(CODES[kept.itemsize]).flatten().clone()
 
     assert find_layout(SCALES, write, shapes, kept, dtype) is not None

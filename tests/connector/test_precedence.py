@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import pytest
+from vllm.v1.request import RequestStatus
 
 from semkv_rag.connector.scheduler.precedence import MOST_RESTS, Precedence
 from workbench.settings import ROOT
@@ -58,6 +59,7 @@ class Asked:
         self.num_prompt_tokens = prompt
         self.num_computed_tokens = 0
         self.next_decode_eligible_step = 3
+        self.status = RequestStatus.WAITING
 
     @property
     def rests(self) -> bool:
@@ -139,4 +141,17 @@ def test_one_that_was_sent_back_goes_first_again() -> None:
     assert not runs.rests
     first.num_computed_tokens = 0
     precedence.stepped({"first": 3})
+    assert runs.rests
+
+
+def test_nobody_rests_for_one_that_is_being_blended() -> None:
+    """Blends take what a step leaves: nothing is won by leaving others out of it."""
+    runs, blends = Asked("runs", 1), Asked("blends", 0)
+    precedence = arrived(runs, blends)
+    assert runs.rests
+    blends.status = RequestStatus.WAITING_FOR_REMOTE_KVS
+    precedence.stepped({})
+    assert not runs.rests
+    blends.status = RequestStatus.RUNNING
+    precedence.stepped({"blends": 4, "runs": 4})
     assert runs.rests

@@ -7,7 +7,8 @@ Called from vLLM's scheduler, all in one thread. For each request, in this order
 * `matched_tokens` whenever it is about to be scheduled, again after a preemption. Where the look-up was
   not done in time for `new_request`, the plan is made here, and vLLM asks again meanwhile: it serves
   others. Planned once, a request is planned for good.
-* `allocated` when it got its blocks: the blend of the coming step is noted.
+* `allocated` when it got its blocks: the blend is handed to the workers with the coming step. vLLM keeps
+  the request out of its steps until the workers say that the blend has ended.
 * `step` once for every step: the work of the workers.
 * `results` when a step's outcome is known.
 * `finished` once: the report.
@@ -19,9 +20,8 @@ it, those that fill up while the answer is decoded included (`block_hashes`). Bl
 with ordinary requests of the namespace. Namespaces are kept apart by vLLM's `cache_salt`, which a request
 has when it arrives here (`engine.client`).
 
-**A block that is found may not be filled yet.** vLLM shares a block from the moment it is scheduled.
-For its own forward that is soon enough, but a blend runs before the forward: blocks that the same
-step's forward fills are therefore computed by the blend too.
+**A prompt is blended once.** vLLM has a blend's blocks found once the blend has ended. A request with
+the same prompt and plan as one under way waits for that, and finds them.
 
 **Images.** An image's placeholders are matched by what it shows (see `reuse.images`). Its KV is used
 where all before it is the same as well; a plan ends before the first image of which that is not true.
@@ -49,7 +49,7 @@ from semkv_rag.connector.messages import (
 from semkv_rag.connector.scheduler.admission import note_images, obstacle, wishes_in
 from semkv_rag.connector.scheduler.block_hashes import salt_blocks
 from semkv_rag.connector.scheduler.catalogue import Catalogue
-from semkv_rag.connector.scheduler.step_blocks import StepBlocks
+from semkv_rag.connector.scheduler.step_work import StepWork
 from semkv_rag.connector.scheduler.tracked import TrackedRequest
 from semkv_rag.errors import OptionError, StoreError
 from semkv_rag.report import ReuseReport
@@ -87,6 +87,7 @@ class RequestPlanner:
         model: the model's fingerprint.
         defaults: the options of requests that bring none.
         block_size: tokens of a block, as they are hashed.
+        step_tokens: the most that a step computes.
         request_namespace: whether a request may name its own namespace. Only where whoever sends
             requests has been checked before.
         fusion: whether the features of images are stored.
@@ -101,6 +102,7 @@ class RequestPlanner:
         model: str,
         defaults: ReuseOptions,
         block_size: int,
+        step_tokens: int,
         request_namespace: bool,
         fusion: bool = False,
         image_obstacle: str | None = None,
@@ -109,9 +111,9 @@ class RequestPlanner:
         self.gate = GateReport(False, "the workers have not reported yet")
         self.kv_cache_manager: KVCacheManager | None = None
         self._catalogue = catalogue
-        self._model = model
         self._defaults = defaults
         self._block_size = block_size
+        self._step_work = StepWork(model, block_size, step_tokens, self._block_ids)
         self._request_namespace = request_namespace
         self._fusion = fusion
         self._image_obstacle = image_obstacle
@@ -119,6 +121,7 @@ class RequestPlanner:
         self._conversations = Conversations()
         self._requests: dict[str, TrackedRequest] = {}
         self._blends: list[BlendTask] = []
+        self._under_way: dict[bytes, str] = {}  # whose blend it is, by its key
 
     def close(self) -> None:
         """Called once, at shutdown."""
@@ -269,7 +272,11 @@ class RequestPlanner:
             # Planned or not: `computed` was found by hashes that the plan may have changed.
             return None
         tracked.in_prefix_cache = computed
-        return 0 if tracked.plan is None else max(tracked.plan.covered - computed, 0)
+        if tracked.plan is None or tracked.plan.covered <= computed:
+            return 0
+        if self._under_way.get(tracked.blend_key(), request.request_id) != request.request_id:
+            return None
+        return tracked.plan.covered - computed
 
     def allocated(self, request: Request, block_ids: list[int], external: int) -> None:
         """Note the blend of a request that got its blocks, if there is one."""
@@ -281,16 +288,15 @@ class RequestPlanner:
         if external > 0:
             assert tracked.plan is not None
             covered = tracked.plan.covered
-            self._blends.append(
-                BlendTask(
-                    request_id=request.request_id,
-                    plan=tracked.plan,
-                    tokens=list(request.prompt_token_ids[:covered]),
-                    block_ids=block_ids,
-                    start=covered - external,
-                    images=any(image.positions[0] < covered for image in tracked.images),
-                )
+            tracked.blend = BlendTask(
+                request_id=request.request_id,
+                plan=tracked.plan,
+                tokens=list(request.prompt_token_ids[:covered]),
+                block_ids=block_ids,
+                start=covered - external,
             )
+            self._blends.append(tracked.blend)
+            self._under_way[tracked.blend_key()] = request.request_id
 
     # ---- a step ----------------------------------------------------------------------------
 
@@ -301,17 +307,7 @@ class RequestPlanner:
             scheduled: what its forward computes, see `scheduled_ranges`.
         """
         blends, self._blends = self._blends, []
-        blocks = StepBlocks(self._block_size, self._block_ids)
-        return StepMetadata(
-            self._model,
-            blends=blocks.blends(blends, scheduled) if blends else [],
-            captures=[
-                blocks.capture(tracked)
-                for request_id, (_, end) in scheduled.items()
-                if (tracked := self._requests.get(request_id)) is not None
-                and tracked.is_to_be_captured(end)
-            ],
-        )
+        return self._step_work.metadata(blends, scheduled, self._requests)
 
     def _block_ids(self, request_id: str) -> list[int]:
         assert self.kv_cache_manager is not None
@@ -325,7 +321,12 @@ class RequestPlanner:
                 continue
             if result.bad_chunks and self._catalogue is not None:
                 self._catalogue.forget(tracked.options.namespace, result.bad_chunks)
+            self._ended(request_id)
             tracked.take(result)
+
+    def _ended(self, request_id: str) -> None:
+        """Let those be blended that waited for this one's blend."""
+        self._under_way = {key: one for key, one in self._under_way.items() if one != request_id}
 
     def finished(self, request: Request) -> dict[str, Any] | None:
         """The answer's `kv_transfer_params`: the report, and whether the request was captured.
@@ -338,6 +339,5 @@ class RequestPlanner:
             return None
         if tracked.look_up is not None:
             tracked.look_up.cancel()
-        # An aborted request may have blends that no step will run.
-        self._blends = [task for task in self._blends if task.request_id != request.request_id]
+        self._ended(request.request_id)
         return tracked.answer()

@@ -9,7 +9,8 @@ runs, and does not let it in where it waits.
 
 A request that gets no place has others rest in every other step only: one without work takes no time.
 Nobody rests in more than `MOST_RESTS` steps one behind the other. A namespace is known by vLLM's
-`cache_salt`. Where there is one only nothing happens here.
+`cache_salt`. Where there is one only nothing happens here. For a request that is being blended nobody
+rests: blends take what a step leaves.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
+
+from vllm.v1.request import RequestStatus
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -104,7 +107,7 @@ class Precedence:
         first: dict[str | None, _Rank] = {}
         if self._rests < MOST_RESTS:
             for name, live in self._live.items():
-                if ranks[name][1] and not live.passed_over:
+                if ranks[name][1] and not live.passed_over and not _is_blended(live.request):
                     salt = live.request.cache_salt
                     first[salt] = min(ranks[name], first.get(salt, ranks[name]))
         best = sorted(first.items(), key=lambda item: item[1])[:2]
@@ -119,3 +122,7 @@ class Precedence:
             elif not rests and live.eligible is not None:
                 live.request.next_decode_eligible_step = live.eligible
                 live.eligible = None
+
+
+def _is_blended(request: Request) -> bool:
+    return request.status is RequestStatus.WAITING_FOR_REMOTE_KVS

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from semkv_rag.config import AUTO, ReuseOptions
 from semkv_rag.connector.images.report import take_image_report
-from semkv_rag.connector.messages import BlendResult
+from semkv_rag.connector.messages import BlendResult, BlendTask
 from semkv_rag.report import ReuseReport
 from semkv_rag.reuse import ImageRows, ReusePlan, Span, TokenArray, tell_images_apart, token_array
 from semkv_rag.wire import CAPTURED_KEY, PARAMS_KEY
@@ -29,6 +29,7 @@ class TrackedRequest:
         names: of the images' features, as they are loaded and saved; given to the request with the plan.
         first_near: where the first image stands that is taken for another one.
         answer_tokens: at the prompt's end, that are an answer to it.
+        blend: the one that was asked for last, until a forward has run behind it.
         capture: the wish that the prompt be captured; `captured` once the workers were told.
     """
 
@@ -42,6 +43,8 @@ class TrackedRequest:
     first_near: int | None = None
     answer_tokens: int = 0
     plan: ReusePlan | None = None
+    blend: BlendTask | None = None
+    key: bytes | None = None
     capture: Mapping[str, Any] | None = None
     captured: bool = False
     in_prefix_cache: int = 0
@@ -55,6 +58,14 @@ class TrackedRequest:
         tokens = self.tokens()
         return tokens[: len(tokens) - self.answer_tokens]
 
+    def blend_key(self) -> bytes:
+        """Equal for requests whose blends put the same KV into the cache."""
+        if self.key is None:
+            assert self.plan is not None
+            tokens = list(self.request.prompt_token_ids[: self.plan.covered])
+            self.key = BlendTask("", self.plan, tokens, [], 0).key()
+        return self.key
+
     def is_to_be_captured(self, end: int) -> bool:
         """Whether it is wished for, was not done, and the prompt is computed up to its end by `end`."""
         wished = self.capture is not None and not self.captured
@@ -64,6 +75,7 @@ class TrackedRequest:
         """Take the outcome of its blend into the report."""
         stats = result.stats
         if stats is None:
+            self.plan = self.blend = None  # it is computed, whatever becomes of it
             self.report = replace(
                 self.report,
                 kv_cache="miss",

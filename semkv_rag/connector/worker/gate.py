@@ -15,6 +15,8 @@ A model that fails is answered plainly, and the reason is said once.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
@@ -124,7 +126,7 @@ class _Gate:
             task = BlendTask("gate", plan, self._tokens[: self._covered], self._block_ids, 0)
             self._pass.setting.piece_tokens = piece_tokens
             try:
-                self._pass.run(task, {"gate": right})
+                self._pass.run(task, nullcontext({"gate": right}))
             finally:
                 self._pass.setting.piece_tokens = whole
             positions = torch.arange(self._covered, len(self._tokens), device=self._blocks.device)

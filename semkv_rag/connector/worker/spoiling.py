@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from semkv_rag.connector.messages import BlendTask
+from semkv_rag.connector.messages import FirstForward
 from semkv_rag.connector.worker.model.block_layout import BlockLayout
 from semkv_rag.connector.worker.model.paged import PagedKV
 
@@ -30,26 +30,22 @@ class Spoiling:
         self._paged = paged
         self._layouts = layouts
 
-    def find(self, tasks: Sequence[BlendTask]) -> list[BlendTask]:
-        """Those of the blends behind which the forward gave no numbers.
-
-        Args:
-            tasks: with tokens behind the plan that were computed in this step.
-        """
+    def find(self, forwards: Sequence[FirstForward]) -> list[FirstForward]:
+        """Those of this step's forwards that gave no numbers."""
         size, layout = self._paged.block_size, self._layouts[-1]
         cache = layout.attention.kv_cache
-        last = [(task.block_ids[(task.end - 1) // size], (task.end - 1) % size) for task in tasks]
+        last = [(one.block_ids[(one.end - 1) // size], (one.end - 1) % size) for one in forwards]
         blocks = torch.tensor([block for block, _ in last], device=self._paged.device)
         packed = self._paged.copy_blocks([cache], blocks)
         keys, values = layout.unpack(self._paged.codes(cache, packed))
         rows = torch.tensor([index * size + row for index, (_, row) in enumerate(last)])
         both = torch.cat((keys[rows].flatten(1), values[rows].flatten(1)), dim=1)
         sound = both.float().isfinite().all(dim=1).tolist()
-        return [task for task, fine in zip(tasks, sound, strict=True) if not fine]
+        return [one for one, fine in zip(forwards, sound, strict=True) if not fine]
 
-    def clear(self, task: BlendTask) -> list[int]:
+    def clear(self, forward: FirstForward) -> list[int]:
         """Fill the blocks of a blend, and those behind it, with zeros; their ids."""
-        blocks = task.block_ids[task.start // self._paged.block_size :]
+        blocks = forward.block_ids[forward.start // self._paged.block_size :]
         caches = [layout.attention.kv_cache for layout in self._layouts]
         self._paged.clear(caches, torch.tensor(blocks, device=self._paged.device))
         return blocks

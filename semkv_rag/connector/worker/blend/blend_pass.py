@@ -1,28 +1,26 @@
-"""The blend pass: fills a request's paged KV from stored chunks and computes the rest.
+"""Blends one request: fills its paged KV from stored chunks and computes the rest.
 
-It runs before the step's own forward, for the prompt's tokens from the first that vLLM's prefix cache
-does not hold to the end of the plan. What it does with them is in `blend_run`; here is what outlives a
-blend: the model, the thread that reads, and which tokens were picked.
+What it does is in `blend_run`; here is what outlives a blend, the model and which tokens were picked, and
+the cutting of its launches to the tokens that a step has left.
 """
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
 
 import torch
 
 from semkv_rag.connector.messages import BlendStats, BlendTask
-from semkv_rag.connector.worker.blend.blend_run import BlendRun
+from semkv_rag.connector.worker.blend.blend_run import BlendRun, Launch
 from semkv_rag.connector.worker.blend.setting import BlendSetting, Picked
-from semkv_rag.connector.worker.blend.span_loader import KVSource
+from semkv_rag.connector.worker.blend.stored_kv import Sources
 
 REMEMBERED_PLANS = 4096
 
 
 class BlendPass:
-    """Runs blends on one worker, one after another.
+    """Makes blends, on one worker.
 
     Attributes:
         setting: what all blends share.
@@ -38,40 +36,25 @@ class BlendPass:
     def close(self) -> None:
         self.setting.loading.shutdown(wait=False, cancel_futures=True)
 
-    @torch.inference_mode()
-    def run(self, task: BlendTask, sources: Mapping[str, KVSource]) -> BlendStats:
-        """Fill the cache for one task.
+    def begin(self, task: BlendTask, sources: Sources) -> Blend:
+        """Begin a task's blend; its stored KV loads from now on."""
+        blend = Blend(self, task, BlendRun(self.setting, task, sources, self._recall(task)))
+        self.setting.in_blends[task.request_id] = task.block_ids
+        return blend
+
+    def run(self, task: BlendTask, sources: Sources) -> BlendStats:
+        """A whole blend.
 
         Raises:
-            ChunkFileError: a chunk's KV cannot be read; the cache's blocks from `task.start` on are
-                then undefined, and `prefill` makes them right.
+            LostKV: a chunk's KV cannot be had.
         """
-        began = time.perf_counter()
-        run = BlendRun(self.setting, task, sources, self._recall(task))
-        run.blend()
-        if run.picked is not None:
-            self._remember(task, Picked(run.picked, run.risk))
-        layers = len(self.setting.model.layers)
-        computed = run.computed_rows / (layers * len(run.rows.positions))
-        return BlendStats(
-            recomputed=run.recomputed,
-            charged_ratio=computed,
-            load_ms=run.waited_ms,
-            blend_ms=(time.perf_counter() - began) * 1000,
-            risk=run.risk,
-            note=run.unpromised,
-        )
-
-    @torch.inference_mode()
-    def prefill(self, task: BlendTask) -> None:
-        """Compute all of a task's tokens, as plain vLLM does, in pieces of its own batch size."""
-        model, most = self.setting.model, self.setting.piece_tokens
-        device = model.paged.device
-        blocks = torch.tensor(task.block_ids, device=device)
-        for begin in range(task.start, task.plan.covered, most):
-            end = min(begin + most, task.plan.covered)
-            positions = torch.arange(begin, end, device=device)
-            model.fill(task.tokens[begin:end], blocks, positions)
+        blend = self.begin(task, sources)
+        try:
+            while blend.stats is None:
+                blend.advance(self.setting.piece_tokens)
+            return blend.stats
+        finally:
+            blend.end()
 
     def _recall(self, task: BlendTask) -> Picked | None:
         """What was picked the first time, the rows counted from the task's start, or None."""
@@ -82,10 +65,74 @@ class BlendPass:
         rows = picked.rows[picked.rows >= task.start] - task.start
         return Picked(rows, picked.risk)
 
-    def _remember(self, task: BlendTask, picked: Picked) -> None:
+    def remember(self, task: BlendTask, picked: Picked) -> None:
         """Keep what a look at the KV picked, if it was out of all of the plan's tokens."""
         first = task.plan.first_inexact
         if first is None or task.start <= first:
             self.picked[task.key()] = Picked(picked.rows + task.start, picked.risk)
             while len(self.picked) > REMEMBERED_PLANS:
                 self.picked.popitem(last=False)
+
+
+class Blend:
+    """A blend under way.
+
+    Attributes:
+        task: what it does.
+        stored: the KV that it loads.
+        stats: what it did; None until it is done.
+    """
+
+    def __init__(self, owner: BlendPass, task: BlendTask, run: BlendRun) -> None:
+        self._owner, self._run, self._began = owner, run, time.perf_counter()
+        self._launches = run.launches()
+        self._launch: Launch | None = None
+        self.task, self.stored = task, run.stored
+        self.stats: BlendStats | None = None
+
+    @torch.inference_mode()
+    def advance(self, budget: int) -> int:
+        """Compute about so many tokens, at least one launch; how many they were.
+
+        A launch that cannot be cut is not: a question is as long as it is.
+
+        Raises:
+            LostKV: a chunk's KV cannot be had.
+        """
+        computed = 0
+        while computed < budget and self.stats is None:
+            self._launch = self._launch or next(self._launches, None)
+            if self._launch is None:
+                self._finish()
+                break
+            computed += self._compute(self._launch, budget - computed)
+        return computed
+
+    def end(self) -> None:
+        """Stop, wherever it is; nothing writes to the request's blocks behind this."""
+        self.stored.stop()
+        self._owner.setting.in_blends.pop(self.task.request_id, None)
+
+    def _compute(self, launch: Launch, budget: int) -> int:
+        """Compute a launch as far as the budget allows, and vLLM's batch size; how many rows."""
+        rows, most = launch.rows, min(budget, self._owner.setting.piece_tokens)
+        pieces = 1 if launch.whole else -(-len(rows) // most)
+        length = -(-len(rows) // pieces)  # of about the same length: none is left with a few rows
+        launch.compute(rows[:length])
+        rest = rows[length:]
+        self._launch = Launch(rest, launch.compute) if len(rest) else None
+        return length
+
+    def _finish(self) -> None:
+        run, owner = self._run, self._owner
+        if run.picked is not None:
+            owner.remember(self.task, Picked(run.picked, run.risk))
+        layers = len(owner.setting.model.layers)
+        self.stats = BlendStats(
+            recomputed=run.recomputed,
+            charged_ratio=run.computed_rows / (layers * len(run.rows.positions)),
+            load_ms=self.stored.took_ms,
+            blend_ms=(time.perf_counter() - self._began) * 1000,
+            risk=run.risk,
+            note=run.unpromised,
+        )

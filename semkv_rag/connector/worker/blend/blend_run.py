@@ -4,59 +4,76 @@ First the selector is given what it asks for: the question's attention over the 
 (`question_pass`), and the deviation of fresh from stored KV at a check layer (`check_pass`). Then the
 picked rows and the fresh ones run through the model, in position order, over the stored KV of the others
 (CacheBlend, arXiv 2405.16444). The model itself is called, eagerly, and nothing is written per
-architecture. More rows than vLLM's batch size go in pieces, as in its own chunked prefill: the model's
-memory was measured for that size.
+architecture.
+
+A run says what it wants computed, launch by launch, and goes on when that is done. Whoever drives it cuts
+the launches as the steps' budgets allow: that rows in order may be computed piece by piece is what
+chunked prefill lives by.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from semkv_rag.blend import Candidates, decoded, pick, selector_type
+from semkv_rag.blend import Candidates, pick, selector_type
 from semkv_rag.config import AUTO
 from semkv_rag.connector.messages import BlendTask
 from semkv_rag.connector.worker.blend.check_pass import CheckPass
 from semkv_rag.connector.worker.blend.expectation import Expectation
 from semkv_rag.connector.worker.blend.question_pass import QuestionPass, question_asks
 from semkv_rag.connector.worker.blend.rows import BlendRows, ranks
-from semkv_rag.connector.worker.blend.seen_change import SeenChange
 from semkv_rag.connector.worker.blend.setting import BlendSetting, Picked
-from semkv_rag.connector.worker.blend.span_loader import KVSource, SpanKV, SpanLoader
-from semkv_rag.connector.worker.blend.stored_kv import StoredKV
-from semkv_rag.reuse import Span
+from semkv_rag.connector.worker.blend.stored_kv import Sources, StoredKV
+from semkv_rag.connector.worker.model.read_back import ReadBack
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """Rows that are to be computed next.
+
+    Attributes:
+        rows: [rows], int64, ascending.
+        compute: computes some of them; called in their order.
+        whole: whether it is to be called once, with all of them.
+    """
+
+    rows: Tensor
+    compute: Callable[[Tensor], None]
+    whole: bool = False
 
 
 class BlendRun:
-    """The state of one blend.
+    """One blend; its stored KV begins to load at once.
 
     Args:
+        sources: of the KV of the plan's chunks.
         recalled: what was picked for the same plan and prompt before, or None.
 
     Attributes:
         rows: what is blended.
+        stored: the KV that is not computed.
         picked: the rows that a look at the KV picked, [picked], int64; None when nothing was looked at.
         recomputed: reused tokens that were computed.
         risk: the loss that is expected of what was blended (`semkv_rag.blend.risk`), nats a token; None
             where the selector cannot tell.
         unpromised: why all tokens were computed though the ratio is `auto`, in words, or None.
         computed_rows: tokens times layers that were computed; a check layer counts in full.
-        waited_ms: the time that reading took.
     """
 
     def __init__(
         self,
         setting: BlendSetting,
         task: BlendTask,
-        sources: Mapping[str, KVSource],
+        sources: Sources,
         recalled: Picked | None,
     ) -> None:
-        self._setting, self._model = setting, setting.model
-        self._plan, self._sources, self._recalled = task.plan, sources, recalled
+        self._setting, self._model, self._plan = setting, setting.model, task.plan
         self.rows = BlendRows.of(task, setting.model.paged)
         options = task.plan.options
         self._selector = selector_type(options.selector)()
@@ -64,90 +81,105 @@ class BlendRun:
         self._automatic = options.ratio == AUTO and options.promise > 0
         self._fresh = self.rows.fresh  # those that are still to be computed
         self._expected: Expectation | None = None
-        self._loaded = False  # all stored KV is in the cache
-        self._writer: StoredKV | None = None  # what brings it there otherwise
-        # The check layer's stored KV, where the question's pass has read it.
-        self._compared: Sequence[SpanKV] = ()
         self.picked: Tensor | None = None
         self.recomputed = 0
         self.risk: float | None = None
         self.unpromised: str | None = None
         self.computed_rows = 0
-        self.waited_ms = 0.0
 
-    def blend(self) -> None:
-        """Find out which rows are computed, and compute them.
-
-        Raises:
-            ChunkFileError: a chunk's KV cannot be had.
-        """
-        ratio, plan = self._plan.options.effective_ratio, self._plan
+        plan, ratio = task.plan, options.effective_ratio
         count = round(ratio * plan.reused_tokens)
         chooses = bool(len(self.rows.candidates)) and count < plan.reused_tokens
         if self._selector.weighs_layers and not chooses:
             self.risk = 0.0
-        looks = self._selector.needs_question or self._selector.needs_check_layer
-        try:
-            if chooses and looks and (count or self._automatic):
-                count = round(ratio * len(self.rows.candidates))
-                self._blend_by_looking(max(count, 1) if self._automatic else count)
-            else:
-                self._blend_without(count)
-        finally:
-            if self._writer is not None:
-                self.waited_ms += self._writer.close()
+        asks = self._selector.needs_question or self._selector.needs_check_layer
+        self._looks = chooses and asks and bool(count or self._automatic)
+        self._known: Tensor | None = None  # rows that are picked without a look
+        if not self._looks:
+            self._known = self._pick_blindly(count)
+        elif recalled is not None:
+            self._known = self.picked = recalled.rows
+            self.risk = recalled.risk
+        if self._looks:
+            count = round(ratio * len(self.rows.candidates))
+            self._count = max(count, 1) if self._automatic else count
+        self.stored = self._load(sources)
 
-    def _blend_without(self, count: int) -> None:
-        """Pick without a look at the KV, out of the whole plan's tokens."""
+    def launches(self) -> Iterator[Launch]:
+        """What is computed, one launch after the other; the blend is done when there is no more.
+
+        Raises:
+            LostKV: a chunk's KV cannot be had.
+        """
+        if self._known is not None:
+            if self._looks and self._selector.needs_check_layer:
+                yield from self._check()
+            yield from self._recompute(self._known)
+        else:
+            yield from self._look_and_recompute()
+        self.stored.wait_for_all()
+
+    def _pick_blindly(self, count: int) -> Tensor:
+        """Pick without a look at the KV, out of the whole plan's tokens; rows."""
         inexact = [span for span in self._plan.spans if not span.exact]
-        picked = self.rows.candidates[:0]
-        if count and inexact:
-            positions = torch.cat([torch.arange(span.dst, span.end) for span in inexact])
-            if count < len(positions):
-                scores = self._selector.scores(Candidates(ranks(inexact), self._seed))
-                positions = positions[pick(scores, count)]
-            picked = (positions - self.rows.start).to(picked.device)
-            picked = picked[picked >= 0]
-        self._open_for(picked)
-        self._recompute(picked)
+        if not count or not inexact:
+            return self.rows.candidates[:0]
+        positions = torch.cat([torch.arange(span.dst, span.end) for span in inexact])
+        if count < len(positions):
+            scores = self._selector.scores(Candidates(ranks(inexact), self._seed))
+            positions = positions[pick(scores, count)]
+        picked = (positions - self.rows.start).to(self.rows.candidates.device)
+        return picked[picked >= 0]
 
-    def _blend_by_looking(self, count: int) -> None:
-        if self._recalled is not None:
-            self.picked, self.risk = self._recalled.rows, self._recalled.risk
-            if self._selector.needs_check_layer:
-                self._check()
-            else:
-                self._open_for(self.picked)
-            self._recompute(self.picked)
-            return
-        scores = self._scores()
-        picked = pick(scores, count)
+    def _load(self, sources: Sources) -> StoredKV:
+        """Begin to load the spans of which not all rows are known to be computed."""
+        rows, setting, spans = self.rows, self._setting, self.rows.spans
+        if self._known is not None and not (self._looks and self._selector.needs_check_layer):
+            computed = torch.zeros(len(rows.positions), dtype=torch.bool)
+            computed[self._known.cpu()] = True
+            spans = [span for span in spans if not computed[rows.of_span(span)].all()]
+        asks = self._known is None and self._selector.needs_question
+        return StoredKV(
+            self._model,
+            rows,
+            spans,
+            sources,
+            setting.loading,
+            keeps_keys=asks and setting.may_keep_keys(len(rows.candidates)),
+            weighs=asks and self._selector.weighs_layers,
+        )
+
+    def _look_and_recompute(self) -> Iterator[Launch]:
+        scores = yield from self._score()
+        picked = pick(scores, self._count)
         self.picked = self.rows.candidates[picked]
-        if not self._loaded and self._writer is None:
-            self._open_for(self.picked)
         if self._expected is None:
-            self._recompute(self.picked)
+            yield from self._recompute(self.picked)
             return
-        make = partial(SeenChange, self._model.paged, self._setting.layouts, self.rows.blocks)
+        make = partial(ReadBack, self._model.paged, self._setting.layouts, self.rows.blocks)
         self._expected.watch(make, self.rows, scores, picked)
-        self._recompute(self.picked)
-        self._keep_promise(self._expected, scores, picked)
+        yield from self._recompute(self.picked)
+        yield from self._keep_promise(self._expected, scores, picked)
 
-    def _scores(self) -> Tensor:
-        """The selector's, [candidates], behind the passes that it needs."""
+    def _score(self) -> Generator[Launch, None, Tensor]:
+        """The selector's scores, [candidates], behind the passes that it needs."""
         selector, attention, sensitivity, deviation = self._selector, None, None, None
         if selector.needs_question:
-            attention = self._ask()
+            attention = yield from self._ask()
+            self.stored.wait_for_all()
             if selector.weighs_layers:
-                sensitivity = self._sensitivity() if self._loaded else None
+                asked = self._plan.question is not None
+                sensitivity = self.stored.sensitivity if asked else None
                 self._expected = Expectation(attention, sensitivity, self._setting.total)
         if selector.needs_check_layer:
-            deviation = self._check()
+            deviation = yield from self._check()
         return selector.scores(
             Candidates(ranks(self.rows.inexact), self._seed, deviation, attention, sensitivity)
         )
 
-    def _keep_promise(self, expected: Expectation, scores: Tensor, picked: Tensor) -> None:
+    def _keep_promise(
+        self, expected: Expectation, scores: Tensor, picked: Tensor
+    ) -> Iterator[Launch]:
         """Say how far off the blend is expected to be; with `auto`, compute until that is promised."""
         expected.take()
         self.risk = expected.loss(picked)
@@ -163,11 +195,11 @@ class BlendRun:
         self.risk = 0.0 if everything else expected.loss(picked)
         # The first ones once more: all are to have seen each other, as though picked at once.
         self.picked = self.rows.candidates[picked]
-        self._recompute(self.picked)
+        yield from self._recompute(self.picked)
 
     # ---- what a selector is given ----------------------------------------------------------
 
-    def _ask(self) -> Tensor:
+    def _ask(self) -> Generator[Launch, None, Tensor]:
         """The question's attention, [layers, candidates]. Its pass leaves all stored KV in the cache."""
         rows, question = self.rows, self._plan.question
         if question is None:  # the prompt ends with an image
@@ -179,102 +211,49 @@ class BlendRun:
         asked = QuestionPass(
             self._model,
             asking,
-            blocks=rows.blocks,
-            covered=len(rows.tokens),
-            spans=rows.spans,
-            loader=lambda: self._loader(rows.spans),
-            pieces=self._pieces,
-            keep=self._check_layer if self._selector.needs_check_layer else None,
+            rows,
+            self.stored,
+            self._setting.layouts,
+            taken=self._setting.blocks_in_blends,
+            piece_tokens=self._setting.piece_tokens,
         )
-        try:
-            asked.run()
-        finally:
-            self.waited_ms += asked.waited_ms
-        self.computed_rows += asked.rows * len(self._model.layers)
+        launched = torch.cat((asking.before, asking.positions))
+        yield Launch(launched, lambda _: asked.run(), whole=True)
+        self.computed_rows += len(launched) * len(self._model.layers)
         # The text before the first candidate saw nothing but exact KV, and is right.
         self._fresh = rows.fresh[rows.fresh > rows.candidates[0]]
-        self._loaded = True
-        if asked.kept:
-            pairs = zip(rows.spans, asked.kept, strict=True)
-            self._compared = [kv for span, kv in pairs if not span.exact]
         return self._setting.total(asked.squares).sqrt()
 
-    def _check(self) -> Tensor:
-        """Run the check; the deviation of each candidate, [candidates].
-
-        Where the stored KV is not in the cache yet, the layers above the check layer take theirs later.
-        """
-        rows, layer, writer = self.rows, self._check_layer, None
-        if not self._loaded:
-            first = 0 if any(span.exact for span in rows.spans) else layer
-            loader = self._loader(rows.spans, first)
-            writer = self._writer = StoredKV(self._model, rows, rows.spans, loader, layer)
-        launched = torch.cat((rows.candidates, self._fresh)).sort().values
-        check = CheckPass(self._model, rows, self._pieces(launched), layer)
-        with contextlib.nullcontext() if writer is None else writer.arriving():
-            check.run()
+    def _check(self) -> Generator[Launch, None, Tensor]:
+        """Run the check; the deviation of each candidate, [candidates]."""
+        rows, layer, model = self.rows, self._check_layer, self._model
+        self.stored.wait(layer)
+        candidates = rows.positions[rows.candidates]
+        compared = ReadBack(model.paged, self._setting.layouts, rows.blocks, candidates).both(layer)
+        check = CheckPass(model, rows, layer)
+        yield Launch(torch.cat((rows.candidates, self._fresh)).sort().values, check.compute)
         self.computed_rows += check.computed_rows
-        stored = self._compared if writer is None else writer.compared
-        return self._setting.total(check.deviation(self._selector, stored))
-
-    def _sensitivity(self) -> Tensor | None:
-        """Of all candidates, [layers, candidates]; None where no chunk has it stored.
-
-        What a chunk without would have is taken to be the mean of the others', layer by layer.
-        """
-        spans, layers = self.rows.inexact, len(self._model.layers)
-        parts = list[Tensor | None]()
-        for span in spans:
-            codes = self._sources[span.chunk_id].sensitivity()
-            rows = slice(span.src, span.src + span.length)
-            fits = codes is not None and len(codes) == layers
-            parts.append(decoded(codes[:, rows]) if codes is not None and fits else None)
-        known = [part for part in parts if part is not None]
-        if not known:
-            return None
-        mean = torch.cat(known, dim=1).mean(1, keepdim=True)
-        filled = [
-            mean.expand(layers, span.length) if part is None else part
-            for span, part in zip(spans, parts, strict=True)
-        ]
-        return torch.cat(filled, dim=1).to(self.rows.positions.device)
+        return self._setting.total(check.deviation(self._selector, compared))
 
     # ---- computing -------------------------------------------------------------------------
 
-    def _recompute(self, picked: Tensor) -> None:
+    def _recompute(self, picked: Tensor) -> Iterator[Launch]:
         """Compute the picked rows and the fresh ones; the others have their stored KV then."""
         self.recomputed = len(picked)
+        rows = torch.cat((picked, self._fresh)).sort().values
+        if len(rows):
+            yield Launch(rows, self._compute)
+
+    def _compute(self, rows: Tensor) -> None:
         seen = None if self._expected is None else self._expected.seen
+        positions = self.rows.positions[rows]
         with contextlib.ExitStack() as hooks:
-            if self._writer is not None:
-                hooks.enter_context(self._writer.arriving())
+            hooks.enter_context(self._model.reaching(self.stored.wait))
             if seen is not None:
                 hooks.enter_context(self._model.reaching(seen.before))
-            for piece in self._pieces(torch.cat((picked, self._fresh)).sort().values):
-                positions = self.rows.positions[piece]
-                see = None if seen is None else partial(seen.see, positions)
-                self._model.fill(self.rows.tokens_of(piece), self.rows.blocks, positions, see)
-                self.computed_rows += len(piece) * len(self._model.layers)
-        if self._writer is not None:
-            self._writer.finish()
-
-    def _open_for(self, picked: Tensor) -> None:
-        """Begin to read the spans of which not all rows are computed."""
-        computed = torch.zeros(len(self.rows.positions), dtype=torch.bool, device=picked.device)
-        computed[picked] = True
-        spans = [one for one in self.rows.spans if not computed[self.rows.of_span(one)].all()]
-        if spans:
-            self._writer = StoredKV(self._model, self.rows, spans, self._loader(spans))
-
-    def _loader(self, spans: Sequence[Span], first: int = 0) -> SpanLoader:
-        device, thread = self.rows.positions.device, self._setting.loading
-        return SpanLoader(spans, self._sources, self._model.layers, device, thread, first)
-
-    def _pieces(self, rows: Tensor) -> list[Tensor]:
-        """`rows` in as few pieces as vLLM's batch size allows, of about the same length."""
-        if len(rows) == 0:
-            return []
-        return list(rows.tensor_split(-(-len(rows) // self._setting.piece_tokens)))
+            see = None if seen is None else partial(seen.see, positions)
+            self._model.fill(self.rows.tokens_of(rows), self.rows.blocks, positions, see)
+        self.computed_rows += len(rows) * len(self._model.layers)
 
     @property
     def _seed(self) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor
 from semkv_rag.blend import SAMPLED, expected_loss, left_share, needed, pick
 from semkv_rag.connector.worker.blend.rows import BlendRows
 from semkv_rag.connector.worker.blend.seen_change import SeenChange
+from semkv_rag.connector.worker.model.read_back import ReadBack
 
 
 class Expectation:
@@ -36,20 +37,20 @@ class Expectation:
         self._change: float | None = None
 
     def watch(
-        self, make: Callable[..., SeenChange], rows: BlendRows, scores: Tensor, picked: Tensor
+        self, read: Callable[[Tensor], ReadBack], rows: BlendRows, scores: Tensor, picked: Tensor
     ) -> None:
         """Have the change of those of the picked candidates seen that count most.
 
         Args:
-            make: makes a `SeenChange` of positions, attention and sensitivity.
+            read: reads tokens at some positions, [tokens], int64.
             scores: of all candidates.
             picked: which of them, [picked], int64, ascending.
         """
         if self._sensitivity is None or not len(picked):
             return
         sample = picked[pick(scores[picked], SAMPLED)]
-        self.seen = make(
-            rows.positions[rows.candidates[sample]],
+        self.seen = SeenChange(
+            read(rows.positions[rows.candidates[sample]]),
             self._attention[:, sample],
             self._sensitivity[:, sample],
         )

@@ -17,7 +17,7 @@ depend on what happened to be cached.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +25,12 @@ import torch
 from torch import Tensor
 
 from semkv_rag.blend import squared_attention
-from semkv_rag.connector.worker.blend.span_loader import SpanKV, SpanLoader
+from semkv_rag.connector.worker.blend.rows import BlendRows
+from semkv_rag.connector.worker.blend.stored_kv import StoredKV
+from semkv_rag.connector.worker.model.block_layout import BlockLayout
 from semkv_rag.connector.worker.model.eager import EagerModel
-from semkv_rag.reuse import Question, Span
+from semkv_rag.connector.worker.model.read_back import ReadBack
+from semkv_rag.reuse import Question
 
 
 class _Asked(Exception):
@@ -93,114 +96,98 @@ def _view(positions: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class QuestionPass:
-    """Runs tokens that ask; `squares` and `kept` say what came of it.
+    """Runs tokens that ask; `squares` says what came of it.
 
     Args:
-        blocks: the request's blocks, [blocks], int64; they hold the covered tokens.
-        covered: how many these are.
-        spans: that take stored KV, in prompt order, cut where the blend begins.
-        loader: makes a loader of the spans' KV.
-        pieces: cuts rows that are too many for one launch.
-        keep: the layer whose stored KV is asked for afterwards, or None.
+        rows: what is blended.
+        stored: its KV; all of it is in the cache behind the pass.
+        layouts: of each layer's blocks.
+        taken: the blocks that are not to be borrowed, the request's own aside.
+        piece_tokens: the most of one launch.
 
     Attributes:
         squares: [layers, candidates], float32: squared attention, the mean over this rank's heads. 0 in
             the first layer, which knows words and places only and is not looked at.
-        kept: the spans' KV of layer `keep`, keys moved.
-        rows: tokens that were run.
-        waited_ms: the time that reading took.
+        length: tokens that are run.
     """
 
     def __init__(
         self,
         model: EagerModel,
         asking: Asking,
+        rows: BlendRows,
+        stored: StoredKV,
+        layouts: Sequence[BlockLayout],
         *,
-        blocks: Tensor,
-        covered: int,
-        spans: Sequence[Span],
-        loader: Callable[[], SpanLoader],
-        pieces: Callable[[Tensor], list[Tensor]],
-        keep: int | None = None,
+        taken: Iterable[int],
+        piece_tokens: int,
     ) -> None:
-        self._model, self._asking, self._covered = model, asking, covered
-        self._blocks, self._spans, self._make_loader = blocks, spans, loader
-        self._keep = keep
-        self._inexact = [index for index, span in enumerate(spans) if not span.exact]
-        launches = pieces(torch.cat((asking.before, asking.positions)))
-        self._launches = (
-            launches if len(launches) == 1 else [*pieces(asking.before), asking.positions]
-        )
-        self.rows = len(asking.before) + len(asking.positions)
+        self._model, self._asking, self._rows, self._stored = model, asking, rows, stored
+        self._taken, self._piece_tokens = taken, piece_tokens
+        self.length = len(asking.before) + len(asking.positions)
         self.squares = torch.zeros(
             len(model.layers), len(asking.columns), device=model.paged.device
         )
-        self.kept: Sequence[SpanKV] = ()
-        self.waited_ms = 0.0
-        self._loader: SpanLoader | None = None
-        self._stored: Sequence[SpanKV] = ()
+        paged, positions = model.paged, rows.positions
+        self._candidates = ReadBack(paged, layouts, rows.blocks, positions[rows.candidates])
+        written = positions[:0]  # by this pass, though their KV is stored
+        if asking.overlap is not None:
+            stored_rows = torch.ones(len(positions), dtype=torch.bool, device=positions.device)
+            stored_rows[rows.fresh] = False
+            written = positions[stored_rows & (positions >= asking.overlap)]
+        self._written = ReadBack(paged, layouts, rows.blocks, written)
+        self._overlapped: tuple[Tensor, Tensor] | None = None
         self._keys = torch.empty(0)  # of those that ask, in the layer under way
 
     def run(self) -> None:
         """Run it.
 
         Raises:
-            ChunkFileError: a chunk's KV cannot be had.
+            LostKV: a chunk's KV cannot be had.
         """
-        paged = self._model.paged
-        held = -(-self._covered // paged.block_size)
+        paged, blocks = self._model.paged, self._rows.blocks
+        held = -(-len(self._rows.tokens) // paged.block_size)
         missing = max(-(-len(self._asking.tokens) // paged.block_size) - held, 0)
-        own_blocks = self._blocks[:held]
         caches = [layer.attention.kv_cache for layer in self._model.layers]
-        with paged.borrowed(caches, own_blocks, missing) as behind:
-            blocks = torch.cat((own_blocks, behind))
-            for positions in self._launches[:-1]:
-                with self._reading():
+        with paged.borrowed(caches, {*blocks.tolist(), *self._taken}, missing) as behind:
+            blocks = torch.cat((blocks[:held], behind))
+            *before, asking = self._launches()
+            for positions in before:
+                with self._model.reaching(self._stored.wait):
                     self._model.fill(self._tokens_at(positions), blocks, positions)
-            with self._reading(), self._queries(), contextlib.suppress(_Asked):
-                positions = self._launches[-1]
-                handler = self._model.tap.handling(self._note_keys)
-                with handler:
-                    self._model.forward(self._tokens_at(positions), blocks, positions)
+            with (
+                self._model.reaching(self._reach),
+                self._queries(),
+                self._model.tap.handling(self._note_keys),
+                contextlib.suppress(_Asked),
+            ):
+                self._model.forward(self._tokens_at(asking), blocks, asking)
             self._restore(len(self._model.layers) - 1)
+
+    def _launches(self) -> list[Tensor]:
+        """Positions, launch by launch; those that ask in the last one."""
+        before, asking = self._asking.before, self._asking.positions
+        if self.length <= self._piece_tokens:
+            return [torch.cat((before, asking))]
+        pieces = -(-len(before) // self._piece_tokens)
+        return [*(before.tensor_split(pieces) if pieces else ()), asking]
 
     def _tokens_at(self, positions: Tensor) -> list[int]:
         return [self._asking.tokens[position] for position in positions.tolist()]
 
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Have each layer find its stored KV in the cache."""
-        self._loader = self._make_loader()
-        try:
-            with self._model.reaching(self._bring):
-                yield
-        finally:
-            self._loader.close()
-            self.waited_ms += self._loader.waited_ms
-
-    def _bring(self, index: int) -> None:
+    def _reach(self, index: int) -> None:
         if index:
             self._restore(index - 1)
-        assert self._loader is not None
-        self._stored = self._loader.layer(index)
-        for span, (keys, values) in zip(self._spans, self._stored, strict=True):
-            self._write(index, span.dst, keys, values)
-        if index == self._keep:
-            self.kept = self._stored
+        self._stored.wait(index)
+        if len(self._written.positions):
+            self._overlapped = self._written.both(index)
 
     def _restore(self, index: int) -> None:
-        """Write the stored KV of candidates that are part of the question once more."""
-        if self._asking.overlap is None:
-            return
-        for span, (keys, values) in zip(self._spans, self._stored, strict=True):
-            cut = max(self._asking.overlap - span.dst, 0)
-            if cut < span.length:
-                self._write(index, span.dst + cut, keys[cut:], values[cut:])
-
-    def _write(self, index: int, position: int, keys: Tensor, values: Tensor) -> None:
-        paged = self._model.paged
-        positions = torch.arange(position, position + len(keys), device=paged.device)
-        self._model.tap.write(index, keys, values, paged.slots(self._blocks, positions))
+        """Write the stored KV of tokens that are part of the question once more."""
+        if self._overlapped is not None:
+            paged, tokens = self._model.paged, self._written
+            slots = paged.slots(tokens.blocks, tokens.positions)
+            self._model.tap.write(index, *self._overlapped, slots)
 
     def _note_keys(self, index: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         self._keys = self._model.as_heads(index, keys, values)[0][-len(self._asking.positions) :]
@@ -220,10 +207,12 @@ class QuestionPass:
 
             def seeing(layer: Any, query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
                 if index:
-                    stored = [self._stored[span][0] for span in self._inexact]
+                    stored = self._stored.keys(index)
+                    if stored is None:
+                        stored = self._candidates.keys(index)
                     squares = squared_attention(
                         query[-len(self._asking.positions) :],
-                        torch.cat((*stored, self._keys)),
+                        torch.cat((stored, self._keys)),
                         self._asking.visible,
                         scale=impl.scale,
                         softcap=getattr(impl, "logits_soft_cap", None) or 0.0,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from semkv_rag.connector.worker.model.block_layout import BlockLayout
 from semkv_rag.connector.worker.model.eager import EagerModel
+
+KEPT_KEYS_BYTES = 256 << 20
+"""Loaded keys that are kept for a question's pass, of all blends together; others are read back."""
 
 
 @dataclass(eq=False)
@@ -22,14 +25,33 @@ class BlendSetting:
         layouts: of the blocks of each layer.
         total: adds up what tensor-parallel ranks have each found of their own heads, so that all pick
             the same tokens.
-        loading: the thread that reads ahead.
+        ranks: how many there are.
+        loading: the thread that loads.
+        in_blends: the blocks of the requests that are being blended, by request: threads write to them.
     """
 
     model: EagerModel
     piece_tokens: int
     layouts: Sequence[BlockLayout]
     total: Callable[[Tensor], Tensor]
+    ranks: int
     loading: ThreadPoolExecutor
+    in_blends: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def blocks_in_blends(self) -> set[int]:
+        """All of them."""
+        return {block for blocks in self.in_blends.values() for block in blocks}
+
+    def may_keep_keys(self, tokens: int) -> bool:
+        """Whether loaded keys of so many tokens are kept; others are read back from the cache.
+
+        Not on a device, whose memory vLLM has given to the cache.
+        """
+        layer = self.model.layers[0]
+        per_token = sum(one.kv_heads * int(one.attention.head_size) for one in self.model.layers)
+        bytes_ = tokens * per_token * layer.attention.kv_cache.itemsize * (len(self.in_blends) + 1)
+        return self.model.paged.device.type == "cpu" and bytes_ <= KEPT_KEYS_BYTES
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,30 +1,78 @@
-"""Stored KV, written into the paged cache layer by layer, just before the model reaches each layer."""
+"""Stored KV on its way into a request's blocks: a thread reads, verifies, moves and writes it.
+
+The model runs meanwhile, for other requests or, one layer behind, for this one. Nobody else writes to the
+request's blocks until it is blended, so the thread needs no lock for them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from typing import Protocol, TypeAlias
 
+import torch
+from torch import Tensor
+
+from semkv_rag.blend import decoded
 from semkv_rag.connector.worker.blend.rows import BlendRows
-from semkv_rag.connector.worker.blend.span_loader import SpanKV, SpanLoader
+from semkv_rag.connector.worker.model.device_stream import DeviceStream
 from semkv_rag.connector.worker.model.eager import EagerModel
 from semkv_rag.reuse import Span
 
 
-class StoredKV:
-    """Of one blend, or of a part of it.
+class KVSource(Protocol):
+    """Where a chunk's KV comes from: a chunk file, or memory in the gate."""
 
-    What is computed is written over it soon after: to write all of a span is cheaper than to leave the
-    computed rows out.
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """K and V of one layer, each [tokens, kv_heads, head_dim].
 
-    Args:
-        spans: those whose KV is written.
-        loader: of their KV, from the first layer that is needed.
-        check_layer: up to it, inclusive, all rows but the exact ones are computed, and only exact spans
-            are written; None where none is checked.
+        Raises:
+            ChunkFileError: they cannot be read or are not what was written.
+        """
+
+    def sensitivity(self) -> Tensor | None:
+        """How much each token depends on what stands before it, [layers, tokens], uint8, or None.
+
+        Raises:
+            ChunkFileError: as above.
+        """
+
+
+Sources: TypeAlias = AbstractContextManager[Mapping[str, KVSource]]
+"""The sources of a task's chunks, by chunk id, while they are open."""
+
+
+class LostKV(Exception):
+    """A chunk's KV cannot be had; the message says why.
 
     Attributes:
-        compared: K and V of the inexact spans at the check layer, once it was reached.
+        bad_chunks: the chunks whose files are the reason.
+    """
+
+    def __init__(self, message: str, bad_chunks: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.bad_chunks = bad_chunks
+
+
+class StoredKV:
+    """Of one blend. Begins at once.
+
+    Computed rows are written over it later: to write all of a span is cheaper than to leave rows out.
+
+    Args:
+        spans: those that are written, in prompt order.
+        sources: opened and closed by the thread.
+        thread: does the work.
+        keeps_keys: whether `keys` is to have them.
+        weighs: whether `sensitivity` is wanted.
+
+    Attributes:
+        sensitivity: of the candidates, [layers, candidates]; None where no chunk has it stored. Known
+            when the last layer is.
+        took_ms: from the beginning to the last layer.
     """
 
     def __init__(
@@ -32,41 +80,147 @@ class StoredKV:
         model: EagerModel,
         rows: BlendRows,
         spans: Sequence[Span],
-        loader: SpanLoader,
-        check_layer: int | None = None,
+        sources: Sources,
+        thread: ThreadPoolExecutor,
+        *,
+        keeps_keys: bool = False,
+        weighs: bool = False,
     ) -> None:
-        self._model, self._rows, self._spans, self._loader = model, rows, spans, loader
-        self._check_layer = -1 if check_layer is None else check_layer
-        self._first, self._reached = loader.first, -1
-        self.compared: list[SpanKV] = []
+        self._model, self._rows, self._spans = model, rows, spans
+        self._keeps_keys, self._weighs = keeps_keys, weighs
+        self._keys: dict[int, Tensor] = {}
+        # In the keys' dtype; by rotary module, since layers share them, and shift.
+        self._matrices: dict[tuple[int, int], Tensor] = {}
+        self._changed = threading.Condition()
+        self._written = 0  # layers
+        self._fault: Exception | None = None
+        self._stopped = False
+        self._began = time.perf_counter()
+        self.took_ms = 0.0
+        self.sensitivity: Tensor | None = None
+        self._layers = len(model.layers) if spans else 0
+        # The blocks may have been another request's: what reads them still comes first.
+        self._stream = DeviceStream(rows.positions.device)
+        self._work = thread.submit(self._bring, sources) if spans else None
 
-    def arriving(self) -> AbstractContextManager[None]:
-        """Have each layer find its stored KV in the cache; what was written before stays."""
-        return self._model.reaching(self._bring)
+    # ---- asked by the thread of the model --------------------------------------------------
 
-    def finish(self) -> None:
-        """Write the layers that no forward has reached."""
-        for index in range(self._reached + 1, len(self._model.layers)):
-            self._write(index)
+    @property
+    def settled(self) -> bool:
+        """Whether all of it is in the cache, or never will be."""
+        return self._written >= self._layers or self._fault is not None
 
-    def close(self) -> float:
-        """End the reading; the time that it took, in ms."""
-        self._loader.close()
-        return self._loader.waited_ms
+    @property
+    def fault(self) -> Exception | None:
+        """Why it never will be."""
+        return self._fault
 
-    def _bring(self, index: int) -> None:
-        if index > self._reached:  # the first piece to come here
-            self._write(index)
+    def settle(self) -> None:
+        """Return when all of it is in the cache, or never will be."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.settled)
 
-    def _write(self, index: int) -> None:
-        self._reached = index
-        if index < self._first:
+    def wait(self, index: int) -> None:
+        """Return when layer `index` is in the cache.
+
+        Raises:
+            LostKV: it cannot be had.
+        """
+        needed = min(index + 1, self._layers)
+        if self._written >= needed:
             return
-        stored = self._loader.layer(index)
-        for span, (keys, values) in zip(self._spans, stored, strict=True):
-            if span.exact or index > self._check_layer:
-                slots = self._rows.slots[self._rows.of_span(span)]
-                self._model.tap.write(index, keys, values, slots)
-        if index == self._check_layer:
-            pairs = zip(self._spans, stored, strict=True)
-            self.compared = [kv for span, kv in pairs if not span.exact]
+        with self._changed:
+            self._changed.wait_for(lambda: self._written >= needed or self._fault is not None)
+        if self._written < needed:
+            assert self._fault is not None
+            raise self._fault
+
+    def wait_for_all(self) -> None:
+        """Return when all of it is in the cache.
+
+        Raises:
+            LostKV: it cannot be had.
+        """
+        self.wait(self._layers - 1)
+
+    def keys(self, index: int) -> Tensor | None:
+        """The candidates' keys of a layer, moved, [candidates, kv_heads, head_dim], if they were kept.
+
+        Asked for once.
+        """
+        return self._keys.pop(index, None)
+
+    def stop(self) -> None:
+        """End the work, wherever it is; returns when the thread is done with the blocks."""
+        self._stopped = True
+        if self._work is not None and not self._work.cancel():
+            self._work.exception()
+        self._keys.clear()
+
+    # ---- the thread ------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def _bring(self, sources: Sources) -> None:
+        try:
+            with self._stream, sources as chunks:
+                slots = [self._rows.slots[self._rows.of_span(span)] for span in self._spans]
+                for index in range(self._layers):
+                    if self._stopped:
+                        return
+                    self._bring_layer(index, chunks, torch.cat(slots))
+                    self._stream.finish()
+                    last = index + 1 == self._layers
+                    if last and self._weighs:
+                        self.sensitivity = self._sensitivity(chunks)
+                    if last:
+                        self.took_ms = (time.perf_counter() - self._began) * 1000
+                    with self._changed:
+                        self._written = index + 1
+                        self._changed.notify_all()
+        except Exception as fault:
+            with self._changed:
+                self._fault = fault
+                self._changed.notify_all()
+
+    def _bring_layer(self, index: int, chunks: Mapping[str, KVSource], slots: Tensor) -> None:
+        all_keys, all_values, kept = [], [], []
+        for span in self._spans:
+            rows = slice(span.src, span.src + span.length)
+            keys, values = chunks[span.chunk_id].layer(index)
+            keys = self._moved(index, keys[rows].to(slots.device), span.shift)
+            all_keys.append(keys)
+            all_values.append(values[rows].to(slots.device))
+            if not span.exact:
+                kept.append(keys)
+        if self._keeps_keys:
+            self._keys[index] = torch.cat(kept)
+        self._model.tap.write(index, torch.cat(all_keys), torch.cat(all_values), slots)
+
+    def _moved(self, index: int, keys: Tensor, shift: int) -> Tensor:
+        rotary = self._model.layers[index].rotary
+        if rotary is None or shift == 0:
+            return keys
+        matrix = self._matrices.get((id(rotary), shift))
+        if matrix is None:
+            matrix = rotary.matrix(shift, keys.shape[-1]).to(keys.dtype)
+            self._matrices[id(rotary), shift] = matrix
+        return keys @ matrix
+
+    def _sensitivity(self, chunks: Mapping[str, KVSource]) -> Tensor | None:
+        """What a chunk without would have is taken to be the mean of the others', layer by layer."""
+        spans = [span for span in self._spans if not span.exact]
+        parts = list[Tensor | None]()
+        for span in spans:
+            codes = chunks[span.chunk_id].sensitivity()
+            rows = slice(span.src, span.src + span.length)
+            fits = codes is not None and len(codes) == self._layers
+            parts.append(decoded(codes[:, rows]) if codes is not None and fits else None)
+        known = [part for part in parts if part is not None]
+        if not known:
+            return None
+        mean = torch.cat(known, dim=1).mean(1, keepdim=True)
+        filled = [
+            mean.expand(self._layers, span.length) if part is None else part
+            for span, part in zip(spans, parts, strict=True)
+        ]
+        return torch.cat(filled, dim=1).to(self._rows.positions.device)

@@ -90,10 +90,14 @@ class BlockLayout:
         Args:
             codes: as `PagedKV.codes` gives them, [blocks, codes].
         """
+        return self.unpack_keys(codes), self.unpack_values(codes)
+
+    def unpack_keys(self, codes: Tensor) -> Tensor:
+        """K alone, as `unpack` gives it."""
         keys = self.keys.take(codes).view(self.kept).to(self.dtype)
         if self.kept.itemsize == 1:
             keys *= self.attention._k_scale_float
-        return keys, self.unpack_values(codes)
+        return keys
 
     def unpack_values(self, codes: Tensor) -> Tensor:
         """V alone, as `unpack` gives it."""

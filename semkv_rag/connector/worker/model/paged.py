@@ -10,7 +10,7 @@ Whole blocks can be copied out of the cache, packed as the backend packs them; `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -88,17 +88,19 @@ class PagedKV:
         return by_layer, dict.fromkeys(by_layer, slots)
 
     @contextmanager
-    def borrowed(self, caches: Sequence[Tensor], own: Tensor, count: int) -> Iterator[Tensor]:
+    def borrowed(
+        self, caches: Sequence[Tensor], taken: Container[int], count: int
+    ) -> Iterator[Tensor]:
         """Blocks to write to for a moment, [count], int64; they are put back as they were.
 
-        For tokens whose own blocks the scheduler has not given yet. The blocks may be in use: nothing
-        else runs on this worker meanwhile. A request that fits into the cache leaves enough of them.
+        For tokens whose own blocks the scheduler has not given yet. The blocks may be in use: no forward
+        runs on this worker meanwhile. The scheduler lets a blend in only where its whole prompt fits, so
+        there are enough.
 
         Args:
             caches: each layer's paged cache.
-            own: the blocks that are not to be taken, [blocks], int64.
+            taken: the blocks that are not to be borrowed.
         """
-        taken = set(own.tolist())
         free = (block for block in range(1, self._blocks) if block not in taken)
         blocks = torch.tensor([next(free) for _ in range(count)], dtype=torch.int64)
         places = [(cache, *self._places(cache, blocks)) for cache in (caches if count else ())]

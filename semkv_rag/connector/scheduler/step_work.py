@@ -1,0 +1,112 @@
+"""What the workers do in a step, and in which blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from semkv_rag.connector.messages import BlendTask, CaptureTask, FirstForward, StepMetadata
+from semkv_rag.connector.scheduler.tracked import TrackedRequest
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+
+LEAST_SHARE = 4
+"""A step's blends may compute this part of its tokens, however many others it computes."""
+
+
+class StepWork:
+    """Makes each step's metadata.
+
+    Args:
+        model: the model's fingerprint.
+        block_size: tokens of a block.
+        step_tokens: the most that a step computes.
+        block_ids: a request's blocks, in order, by its id.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        block_size: int,
+        step_tokens: int,
+        block_ids: Callable[[str], list[int]],
+    ) -> None:
+        self._model, self._block_size, self._step_tokens = model, block_size, step_tokens
+        self._block_ids = block_ids
+
+    def metadata(
+        self,
+        blends: list[BlendTask],
+        scheduled: Mapping[str, tuple[int, int]],
+        requests: Mapping[str, TrackedRequest],
+    ) -> StepMetadata:
+        """Of the coming step; called once, after its requests were scheduled.
+
+        Args:
+            blends: that begin with it.
+            scheduled: what its forward computes, see `scheduled_ranges`.
+        """
+        computed = sum(end - begin for begin, end in scheduled.values())
+        known = [
+            (requests[request_id], end)
+            for request_id, (_, end) in scheduled.items()
+            if request_id in requests
+        ]
+        return StepMetadata(
+            self._model,
+            blends=blends,
+            budget_tokens=max(self._step_tokens - computed, self._step_tokens // LEAST_SHARE),
+            idle=not computed,
+            first_forwards=[
+                self._first_forward(tracked, end)
+                for tracked, end in known
+                if tracked.blend is not None
+            ],
+            captures=[
+                self._capture(tracked) for tracked, end in known if tracked.is_to_be_captured(end)
+            ],
+        )
+
+    def _first_forward(self, tracked: TrackedRequest, end: int) -> FirstForward:
+        """Of a blended request whose tokens up to `end` are computed by the step."""
+        task = tracked.blend
+        assert task is not None
+        tracked.blend = None
+        return FirstForward(
+            request_id=task.request_id,
+            block_ids=self._block_ids(task.request_id),
+            start=task.start,
+            end=end,
+            chunk_ids=tuple(dict.fromkeys(span.chunk_id for span in task.plan.spans)),
+        )
+
+    def _capture(self, tracked: TrackedRequest) -> CaptureTask:
+        """The capture of a request whose prompt is whole once the step has run."""
+        request, wish = tracked.request, tracked.capture
+        assert wish is not None
+        tracked.captured = True
+        context, end = int(wish["context"]), -(-request.num_prompt_tokens // self._block_size)
+        blocks = self._block_ids(request.request_id)
+        return CaptureTask(
+            ticket=wish["ticket"],
+            chunk_id=wish["id"],
+            namespace=tracked.options.namespace,
+            kind=wish["kind"],
+            tokens=tracked.tokens().tolist(),
+            context=context,
+            block_ids=blocks[context // self._block_size : end],
+            role=wish.get("role", "stored"),
+        )
+
+
+def scheduled_ranges(output: SchedulerOutput) -> dict[str, tuple[int, int]]:
+    """The token positions that the coming forward computes, [begin, end), by request."""
+    begins = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+    cached = output.scheduled_cached_reqs
+    begins.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    return {
+        request_id: (begin, begin + output.num_scheduled_tokens[request_id])
+        for request_id, begin in begins.items()
+    }

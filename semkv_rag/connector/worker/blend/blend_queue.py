@@ -1,0 +1,132 @@
+"""The blends under way on one worker, and whose turn it is.
+
+To vLLM a blend is an asynchronous load: the request has its blocks and no place in a step until the blend
+is done. In every step meanwhile, behind the step's forward, the blends compute as many tokens as the step
+has left, in the order in which they began, as vLLM's own chunked prefill does. Stored KV loads beside
+that. In a step without a forward nobody waits, so there a blend waits for its KV, layer by layer.
+
+A fault never fails a request: its blocks are named to vLLM, which computes its tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+
+import torch
+
+from semkv_rag.connector.messages import BlendResult, BlendTask
+from semkv_rag.connector.worker.blend.blend_pass import Blend, BlendPass
+from semkv_rag.connector.worker.blend.stored_kv import LostKV, Sources
+
+logger = logging.getLogger(__name__)
+
+
+class BlendQueue:
+    """One per worker, in the thread of the model.
+
+    Args:
+        open_sources: of a task's chunks.
+
+    Attributes:
+        results: of the blends that ended, by request; whoever takes them empties it.
+        failed: the tasks of those whose tokens vLLM must compute.
+    """
+
+    def __init__(self, blend_pass: BlendPass, open_sources: Callable[[BlendTask], Sources]) -> None:
+        self._pass, self._open_sources = blend_pass, open_sources
+        self._active: dict[str, Blend] = {}
+        self._sound: set[str] = set()  # all ranks have the KV of these
+        self.results: dict[str, BlendResult] = {}
+        self.failed: list[BlendTask] = []
+
+    def begin(self, tasks: Iterable[BlendTask]) -> None:
+        """Let blends begin; nothing of them is computed yet."""
+        for task in tasks:
+            try:
+                self._active[task.request_id] = self._pass.begin(task, self._open_sources(task))
+            except Exception as fault:
+                self._fail(task, fault)
+
+    def advance(self, budget: int, *, idle: bool) -> None:
+        """Compute about `budget` tokens.
+
+        Args:
+            idle: whether blends may wait for what is being loaded.
+        """
+        if not self._active:
+            return
+        ready = self._ready(idle=idle)
+        for blend in list(self._active.values()):
+            if budget <= 0:
+                return
+            if blend.task.request_id in ready:
+                budget -= self._advance(blend, budget)
+
+    def stop(self, request_ids: Collection[str]) -> set[str]:
+        """Stop the blends of requests that ended; those of them that had one."""
+        stopped = self._active.keys() & set(request_ids)
+        for request_id in stopped:
+            self._drop(self._active[request_id])
+        return stopped
+
+    def _advance(self, blend: Blend, budget: int) -> int:
+        try:
+            computed = blend.advance(budget)
+        except Exception as fault:
+            self._fail(blend.task, fault)
+            return 0
+        if blend.stats is not None:
+            request_id = blend.task.request_id
+            self.results[request_id] = BlendResult(request_id, blend.stats)
+            self._drop(blend)
+        return computed
+
+    def _ready(self, *, idle: bool) -> Collection[str]:
+        """Whose turn it may be; all ranks find the same."""
+        if self._pass.setting.ranks > 1:
+            return self._agreed(wait=idle)
+        if idle:
+            return self._active.keys()
+        return [name for name, blend in self._active.items() if blend.stored.settled]
+
+    def _agreed(self, *, wait: bool) -> Collection[str]:
+        """Those of which all ranks have the whole KV: a rank that went on alone would wait for the others
+        forever, and so would a rank that found a fault halfway."""
+        asked = [blend for name, blend in self._active.items() if name not in self._sound]
+        if not asked:
+            return self._sound
+        if wait:
+            for blend in asked:
+                blend.stored.settle()
+        setting = self._pass.setting
+        # Floats: vLLM's all-reduce over shared memory takes no integers.
+        flags = torch.tensor(
+            [[float(one.stored.settled), float(one.stored.fault is not None)] for one in asked],
+            device=setting.model.paged.device,
+        )
+        for blend, (settled, faults) in zip(asked, setting.total(flags).tolist(), strict=True):
+            if round(settled) < setting.ranks:
+                continue
+            if round(faults):
+                elsewhere = LostKV("a chunk file could not be read on another rank")
+                self._fail(blend.task, blend.stored.fault or elsewhere)
+            else:
+                self._sound.add(blend.task.request_id)
+        return self._sound
+
+    def _fail(self, task: BlendTask, fault: Exception) -> None:
+        if isinstance(fault, LostKV):
+            error, bad = str(fault), fault.bad_chunks
+        else:
+            logger.error("A blend failed; its tokens are computed", exc_info=fault)
+            error, bad = f"the blend failed: {fault!r}", ()
+        self.results[task.request_id] = BlendResult(task.request_id, None, error, bad)
+        self.failed.append(task)
+        if task.request_id in self._active:
+            self._drop(self._active[task.request_id])
+
+    def _drop(self, blend: Blend) -> None:
+        blend.end()
+        del self._active[blend.task.request_id]
+        self._sound.discard(blend.task.request_id)

@@ -1,0 +1,54 @@
+"""What the paged cache holds of some tokens, read back as K and V."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semkv_rag.connector.worker.model.block_layout import BlockLayout
+from semkv_rag.connector.worker.model.paged import PagedKV
+
+
+@dataclass(frozen=True, eq=False)
+class ReadBack:
+    """Reads tokens of one request.
+
+    Whole blocks are copied to read some of their tokens: their layout is the attention backend's own.
+
+    Attributes:
+        layouts: of each layer's blocks.
+        blocks: the request's, [blocks], int64.
+        positions: of the tokens, [tokens], int64, ascending.
+    """
+
+    paged: PagedKV
+    layouts: Sequence[BlockLayout]
+    blocks: Tensor
+    positions: Tensor
+
+    def keys(self, index: int) -> Tensor:
+        """K of layer `index`, [tokens, kv_heads, head_dim]."""
+        codes, rows = self._codes(index)
+        return self.layouts[index].unpack_keys(codes)[rows].to(self.paged.device)
+
+    def values(self, index: int) -> Tensor:
+        """V of layer `index`, [tokens, kv_heads, head_dim]."""
+        codes, rows = self._codes(index)
+        return self.layouts[index].unpack_values(codes)[rows].to(self.paged.device)
+
+    def both(self, index: int) -> tuple[Tensor, Tensor]:
+        """K and V of layer `index`, each [tokens, kv_heads, head_dim]."""
+        codes, rows = self._codes(index)
+        keys, values = self.layouts[index].unpack(codes)
+        return keys[rows].to(self.paged.device), values[rows].to(self.paged.device)
+
+    def _codes(self, index: int) -> tuple[Tensor, Tensor]:
+        """The codes of the tokens' blocks, and which of their rows the tokens are."""
+        size = self.paged.block_size
+        held, place = torch.unique(self.positions // size, return_inverse=True)
+        cache = self.layouts[index].attention.kv_cache
+        copies = self.paged.copy_blocks([cache], self.blocks[held])
+        return self.paged.codes(cache, copies), (place * size + self.positions % size).cpu()
