@@ -42,11 +42,13 @@ class BlendStep:
         began: how many of its own it had.
         under_way: how many went on behind it.
         idle: whether it had no forward.
+        together: how many requests each forward of the blends was for.
     """
 
     began: int
     under_way: int
     idle: bool
+    together: list[int]
 
 
 @contextmanager
@@ -58,22 +60,29 @@ def blend_steps(engine: Engine) -> Iterator[list[BlendStep]]:
 
         executor = get_kv_transfer_group().executor
         blend, executor.blend_steps = executor.blend, []
+        compute, together = executor._blend_pass.compute, []
 
         def counting() -> None:
             began, idle = len(executor._step.blends), executor._step.idle
             had = len(executor._queue._active)
+            together.clear()
             blend()
             if began or had:
-                executor.blend_steps.append((began, len(executor._queue._active), idle))
+                left = len(executor._queue._active)
+                executor.blend_steps.append((began, left, idle, list(together)))
 
-        executor.blend = counting
+        def computing(launches: list[Any]) -> None:
+            together.append(len(launches))
+            compute(launches)
 
-    def stop(worker: Any) -> list[tuple[int, int, bool]]:
+        executor.blend, executor._blend_pass.compute = counting, computing
+
+    def stop(worker: Any) -> list[tuple[int, int, bool, list[int]]]:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         executor = get_kv_transfer_group().executor
-        del executor.blend
-        seen: list[tuple[int, int, bool]] = executor.blend_steps
+        del executor.blend, executor._blend_pass.compute
+        seen: list[tuple[int, int, bool, list[int]]] = executor.blend_steps
         return seen
 
     steps: list[BlendStep] = []

@@ -96,6 +96,28 @@ async def test_a_blend_is_cut_to_what_others_leave(few: Few, options: dict[str, 
     )
 
 
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+async def test_blends_of_several_go_in_one_forward(few: Few, options: dict[str, Any]) -> None:
+    prompts = [few.prompt(730 + n, slice(n, n + 2)) for n in range(4)]
+    alone = [blended(few.engine, prompt, **options) for prompt in prompts]
+    few.engine.reset_prefix_cache()
+    begun = asyncio.Event()
+    with blend_steps(few.engine) as steps:
+        decoding = asyncio.create_task(few.decode(734, begun))
+        await begun.wait()  # so that all of them have their KV when their turn comes
+        answers = await asyncio.gather(
+            *(
+                few.engine.agenerate(prompt, sampling=SAMPLING, reuse=ReuseOptions(**options))
+                for prompt in prompts
+            )
+        )
+        await decoding
+    assert max(requests for step in steps for requests in step.together) >= 2
+    for answer, expected in zip(answers, alone, strict=True):
+        assert answer.report.recomputed_tokens == expected.report.recomputed_tokens
+        assert_same(answer, expected)
+
+
 async def test_prompts_that_are_the_same_are_blended_once(few: Few) -> None:
     prompt = few.prompt(702)
     few.engine.reset_prefix_cache()

@@ -83,7 +83,7 @@ class BlendExecutor:
             rank = get_tensor_model_parallel_rank()
             ranks = get_tensor_model_parallel_world_size()
             block_size = self._config.cache_config.block_size
-            tap, paged = KVTap(layers), PagedKV(runner, block_size)
+            tap, paged = KVTap(layers), PagedKV(runner, self._config)
             layouts = find_layouts(layers, tap, paged, runner.dtype)
             self._blend_pass = BlendPass(
                 BlendSetting(

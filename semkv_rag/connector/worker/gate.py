@@ -23,6 +23,7 @@ from torch import Tensor
 from semkv_rag.config import ReuseOptions
 from semkv_rag.connector.messages import BlendTask, GateReport
 from semkv_rag.connector.worker.blend.blend_pass import BlendPass
+from semkv_rag.connector.worker.model.slice import Slice
 from semkv_rag.reuse import ReusePlan, Span
 
 CHUNK_TOKENS = 40
@@ -130,7 +131,8 @@ class _Gate:
             finally:
                 self._pass.setting.piece_tokens = whole
             positions = torch.arange(self._covered, len(self._tokens), device=self._blocks.device)
-            hidden = self._model.forward(self._tokens[self._covered :], self._blocks, positions)
+            asked = Slice(self._tokens[self._covered :], self._blocks, positions)
+            hidden = self._model.forward([asked])
             if not self._close(hidden.reshape(QUESTION_TOKENS, -1), plain[self._covered :]):
                 return f"a blend that {what} does not give what plain prefill gives"
         return None
@@ -147,12 +149,8 @@ class _Gate:
 
         positions = torch.arange(len(tokens), device=self._blocks.device)
         with self._model.tap.handling(keep):
-            hidden = self._model.forward(
-                tokens,
-                self._blocks,
-                positions,
-                rotary_shift=rotary_shift,
-            )
+            computed = Slice(tokens, self._blocks, positions)
+            hidden = self._model.forward([computed], rotary_shift=rotary_shift)
         return [seen[index] for index in range(len(seen))], hidden.reshape(len(tokens), -1)
 
     def _error(self, a: Tensor, b: Tensor) -> float:

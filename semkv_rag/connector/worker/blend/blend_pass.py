@@ -1,20 +1,22 @@
 """Blends one request: fills its paged KV from stored chunks and computes the rest.
 
-What it does is in `blend_run`; here is what outlives a blend, the model and which tokens were picked, and
-the cutting of its launches to the tokens that a step has left.
+What it does is in `blend_run`; here is what outlives a blend, the model and which tokens were picked.
 """
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import torch
 
 from semkv_rag.connector.messages import BlendStats, BlendTask
-from semkv_rag.connector.worker.blend.blend_run import BlendRun, Launch
+from semkv_rag.connector.worker.blend.blend_run import BlendRun
+from semkv_rag.connector.worker.blend.launch import Launch, compute
 from semkv_rag.connector.worker.blend.setting import BlendSetting, Picked
 from semkv_rag.connector.worker.blend.stored_kv import Sources
+from semkv_rag.connector.worker.model.paged import MOST_RUNS
 
 REMEMBERED_PLANS = 4096
 
@@ -50,11 +52,17 @@ class BlendPass:
         """
         blend = self.begin(task, sources)
         try:
-            while blend.stats is None:
-                blend.advance(self.setting.piece_tokens)
+            while blend.next() is not None:
+                self.compute([blend.take(self.setting.piece_tokens, MOST_RUNS)])
+            assert blend.stats is not None
             return blend.stats
         finally:
             blend.end()
+
+    @torch.inference_mode()
+    def compute(self, launches: Sequence[Launch]) -> None:
+        """Compute launches of different blends in one forward; see `launch.compute`."""
+        compute(self.setting, launches)
 
     def _recall(self, task: BlendTask) -> Picked | None:
         """What was picked the first time, the rows counted from the task's start, or None."""
@@ -91,37 +99,31 @@ class Blend:
         self.stats: BlendStats | None = None
 
     @torch.inference_mode()
-    def advance(self, budget: int) -> int:
-        """Compute about so many tokens, at least one launch; how many they were.
-
-        A launch that cannot be cut is not: a question is as long as it is.
+    def next(self) -> Launch | None:
+        """What is to be computed next; None when the blend is done. Whatever was taken is computed.
 
         Raises:
             LostKV: a chunk's KV cannot be had.
         """
-        computed = 0
-        while computed < budget and self.stats is None:
-            self._launch = self._launch or next(self._launches, None)
+        if self._launch is None and self.stats is None:
+            self._launch = next(self._launches, None)
             if self._launch is None:
                 self._finish()
-                break
-            computed += self._compute(self._launch, budget - computed)
-        return computed
+        return self._launch
+
+    def take(self, most_tokens: int, most_runs: int) -> Launch:
+        """A piece of the next launch, which the caller computes.
+
+        A launch that cannot be cut is not: a question is as long as it is.
+        """
+        assert self._launch is not None
+        piece, self._launch = self._launch.cut(most_tokens, most_runs)
+        return piece
 
     def end(self) -> None:
         """Stop, wherever it is; nothing writes to the request's blocks behind this."""
         self.stored.stop()
         self._owner.setting.in_blends.pop(self.task.request_id, None)
-
-    def _compute(self, launch: Launch, budget: int) -> int:
-        """Compute a launch as far as the budget allows, and vLLM's batch size; how many rows."""
-        rows, most = launch.rows, min(budget, self._owner.setting.piece_tokens)
-        pieces = 1 if launch.whole else -(-len(rows) // most)
-        length = -(-len(rows) // pieces)  # of about the same length: none is left with a few rows
-        launch.compute(rows[:length])
-        rest = rows[length:]
-        self._launch = Launch(rest, launch.compute) if len(rest) else None
-        return length
 
     def _finish(self) -> None:
         run, owner = self._run, self._owner

@@ -2,8 +2,9 @@
 
 To vLLM a blend is an asynchronous load: the request has its blocks and no place in a step until the blend
 is done. In every step meanwhile, behind the step's forward, the blends compute as many tokens as the step
-has left, in the order in which they began, as vLLM's own chunked prefill does. Stored KV loads beside
-that. In a step without a forward nobody waits, so there a blend waits for its KV, layer by layer.
+has left, in the order in which they began, as vLLM's own chunked prefill does; those of several go in one
+forward. Stored KV loads beside that. In a step without a forward nobody waits, so there a blend waits for
+its KV, layer by layer.
 
 A fault never fails a request: its blocks are named to vLLM, which computes its tokens.
 """
@@ -17,9 +18,14 @@ import torch
 
 from semkv_rag.connector.messages import BlendResult, BlendTask
 from semkv_rag.connector.worker.blend.blend_pass import Blend, BlendPass
+from semkv_rag.connector.worker.blend.launch import Launch
 from semkv_rag.connector.worker.blend.stored_kv import LostKV, Sources
+from semkv_rag.connector.worker.model.paged import MOST_RUNS
 
 logger = logging.getLogger(__name__)
+
+ENOUGH_ON_CPU = 256
+"""Tokens of a forward beyond which others in it save nothing: its cost grows with their number."""
 
 
 class BlendQueue:
@@ -35,6 +41,8 @@ class BlendQueue:
 
     def __init__(self, blend_pass: BlendPass, open_sources: Callable[[BlendTask], Sources]) -> None:
         self._pass, self._open_sources = blend_pass, open_sources
+        on_cpu = blend_pass.setting.model.paged.device.type == "cpu"
+        self._enough = ENOUGH_ON_CPU if on_cpu else blend_pass.setting.piece_tokens
         self._active: dict[str, Blend] = {}
         self._sound: set[str] = set()  # all ranks have the KV of these
         self.results: dict[str, BlendResult] = {}
@@ -54,14 +62,15 @@ class BlendQueue:
         Args:
             idle: whether blends may wait for what is being loaded.
         """
-        if not self._active:
-            return
-        ready = self._ready(idle=idle)
-        for blend in list(self._active.values()):
-            if budget <= 0:
+        ready = self._ready(idle=idle) if self._active else ()
+        ended = len(self.results)
+        # When a blend ends, so does the step: its request waits for the next one.
+        while budget > 0 and len(self.results) == ended:
+            pieces = self._take(ready, budget)
+            if not pieces:
                 return
-            if blend.task.request_id in ready:
-                budget -= self._advance(blend, budget)
+            self._compute(pieces)
+            budget -= sum(len(piece) for piece in pieces.values())
 
     def stop(self, request_ids: Collection[str]) -> set[str]:
         """Stop the blends of requests that ended; those of them that had one."""
@@ -70,24 +79,59 @@ class BlendQueue:
             self._drop(self._active[request_id])
         return stopped
 
-    def _advance(self, blend: Blend, budget: int) -> int:
+    def _take(self, ready: Collection[str], budget: int) -> dict[str, Launch]:
+        """What goes into the next forward, by request."""
+        pieces: dict[str, Launch] = {}
+        tokens, runs, until = min(budget, self._enough), MOST_RUNS, None
+        for request_id, blend in list(self._active.items()):
+            launch = self._next(blend) if request_id in ready else None
+            if launch is None:
+                continue
+            # A forward that waits for KV, and may not get it, is nobody else's.
+            alone = not blend.stored.settled
+            apart = alone or launch.until != until or (launch.whole and len(launch) > tokens)
+            if pieces and apart:
+                continue
+            piece = blend.take(budget if not pieces else tokens, runs)
+            pieces[request_id] = piece
+            tokens, runs, until = tokens - len(piece), runs - piece.runs, launch.until
+            if alone or tokens <= 0 or runs <= 0:
+                break
+        return pieces
+
+    def _next(self, blend: Blend) -> Launch | None:
+        """What a blend wants computed; None when it is done, or failed."""
         try:
-            computed = blend.advance(budget)
+            launch = blend.next()
         except Exception as fault:
             self._fail(blend.task, fault)
-            return 0
+            return None
         if blend.stats is not None:
             request_id = blend.task.request_id
             self.results[request_id] = BlendResult(request_id, blend.stats)
             self._drop(blend)
-        return computed
+        return launch
+
+    def _compute(self, pieces: dict[str, Launch]) -> None:
+        try:
+            self._pass.compute(list(pieces.values()))
+        except LostKV as fault:
+            self._fail_all(pieces, fault)
+        except Exception as fault:
+            if self._pass.setting.ranks > 1:
+                raise  # another rank may be waiting in the same forward, as in one of vLLM's own
+            self._fail_all(pieces, fault)
+
+    def _fail_all(self, request_ids: Iterable[str], fault: Exception) -> None:
+        for request_id in request_ids:
+            self._fail(self._active[request_id].task, fault)
 
     def _ready(self, *, idle: bool) -> Collection[str]:
         """Whose turn it may be; all ranks find the same."""
         if self._pass.setting.ranks > 1:
             return self._agreed(wait=idle)
         if idle:
-            return self._active.keys()
+            return list(self._active)
         return [name for name, blend in self._active.items() if blend.stored.settled]
 
     def _agreed(self, *, wait: bool) -> Collection[str]:

@@ -3,19 +3,16 @@
 First the selector is given what it asks for: the question's attention over the stored KV
 (`question_pass`), and the deviation of fresh from stored KV at a check layer (`check_pass`). Then the
 picked rows and the fresh ones run through the model, in position order, over the stored KV of the others
-(CacheBlend, arXiv 2405.16444). The model itself is called, eagerly, and nothing is written per
-architecture.
+(CacheBlend, arXiv 2405.16444). The model itself is called, and nothing is written per architecture.
 
 A run says what it wants computed, launch by launch, and goes on when that is done. Whoever drives it cuts
-the launches as the steps' budgets allow: that rows in order may be computed piece by piece is what
-chunked prefill lives by.
+the launches as the steps' budgets allow, and computes those of several requests together.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -26,26 +23,13 @@ from semkv_rag.config import AUTO
 from semkv_rag.connector.messages import BlendTask
 from semkv_rag.connector.worker.blend.check_pass import CheckPass
 from semkv_rag.connector.worker.blend.expectation import Expectation
+from semkv_rag.connector.worker.blend.launch import Launch
 from semkv_rag.connector.worker.blend.question_pass import QuestionPass, question_asks
 from semkv_rag.connector.worker.blend.rows import BlendRows, ranks
 from semkv_rag.connector.worker.blend.setting import BlendSetting, Picked
-from semkv_rag.connector.worker.blend.stored_kv import Sources, StoredKV
+from semkv_rag.connector.worker.blend.stored_kv import Loading, Sources, StoredKV
 from semkv_rag.connector.worker.model.read_back import ReadBack
-
-
-@dataclass(frozen=True, eq=False)
-class Launch:
-    """Rows that are to be computed next.
-
-    Attributes:
-        rows: [rows], int64, ascending.
-        compute: computes some of them; called in their order.
-        whole: whether it is to be called once, with all of them.
-    """
-
-    rows: Tensor
-    compute: Callable[[Tensor], None]
-    whole: bool = False
+from semkv_rag.connector.worker.model.slice import Watcher
 
 
 class BlendRun:
@@ -208,18 +192,10 @@ class BlendRun:
         asking = question_asks(
             question, rows.tokens, rows.positions[rows.candidates], rows.positions[rows.fresh]
         )
-        asked = QuestionPass(
-            self._model,
-            asking,
-            rows,
-            self.stored,
-            self._setting.layouts,
-            taken=self._setting.blocks_in_blends,
-            piece_tokens=self._setting.piece_tokens,
-        )
-        launched = torch.cat((asking.before, asking.positions))
-        yield Launch(launched, lambda _: asked.run(), whole=True)
-        self.computed_rows += len(launched) * len(self._model.layers)
+        asked = QuestionPass(self._model, asking, rows, self.stored, self._setting.layouts)
+        for launch in asked.launches(self._setting.piece_tokens):
+            yield launch
+            self.computed_rows += len(launch) * len(self._model.layers)
         # The text before the first candidate saw nothing but exact KV, and is right.
         self._fresh = rows.fresh[rows.fresh > rows.candidates[0]]
         return self._setting.total(asked.squares).sqrt()
@@ -230,30 +206,27 @@ class BlendRun:
         self.stored.wait(layer)
         candidates = rows.positions[rows.candidates]
         compared = ReadBack(model.paged, self._setting.layouts, rows.blocks, candidates).both(layer)
-        check = CheckPass(model, rows, layer)
-        yield Launch(torch.cat((rows.candidates, self._fresh)).sort().values, check.compute)
-        self.computed_rows += check.computed_rows
-        return self._setting.total(check.deviation(self._selector, compared))
+        check = CheckPass(layer)
+        launch = self._launch(torch.cat((rows.candidates, self._fresh)), check)
+        yield replace(launch, until=layer)
+        self.computed_rows += len(launch) * (layer + 1)
+        return self._setting.total(check.deviation(self._selector, candidates, compared))
 
     # ---- computing -------------------------------------------------------------------------
 
     def _recompute(self, picked: Tensor) -> Iterator[Launch]:
         """Compute the picked rows and the fresh ones; the others have their stored KV then."""
         self.recomputed = len(picked)
-        rows = torch.cat((picked, self._fresh)).sort().values
-        if len(rows):
-            yield Launch(rows, self._compute)
-
-    def _compute(self, rows: Tensor) -> None:
+        rows = torch.cat((picked, self._fresh))
         seen = None if self._expected is None else self._expected.seen
-        positions = self.rows.positions[rows]
-        with contextlib.ExitStack() as hooks:
-            hooks.enter_context(self._model.reaching(self.stored.wait))
-            if seen is not None:
-                hooks.enter_context(self._model.reaching(seen.before))
-            see = None if seen is None else partial(seen.see, positions)
-            self._model.fill(self.rows.tokens_of(rows), self.rows.blocks, positions, see)
-        self.computed_rows += len(rows) * len(self._model.layers)
+        if len(rows):
+            # Whoever looks at what is stored has seen all of it come.
+            yield self._launch(rows, seen or Loading(self.stored))
+            self.computed_rows += len(rows) * len(self._model.layers)
+
+    def _launch(self, rows: Tensor, watcher: Watcher) -> Launch:
+        positions = self.rows.positions[rows.sort().values]
+        return Launch(self.rows.tokens, self.rows.blocks, positions, watcher)
 
     @property
     def _seed(self) -> int:

@@ -10,44 +10,33 @@ import torch
 from torch import Tensor
 
 from semkv_rag.blend import Selector
-from semkv_rag.connector.worker.blend.rows import BlendRows
-from semkv_rag.connector.worker.model.eager import EagerModel
+from semkv_rag.connector.worker.model.slice import Watcher
 
 
-class CheckPass:
-    """Runs rows and keeps their K and V of the check layer.
+class CheckPass(Watcher):
+    """Keeps the K and V of the check layer of what is run."""
 
-    Attributes:
-        computed_rows: tokens times layers; the check layer counts in full.
-    """
-
-    def __init__(self, model: EagerModel, rows: BlendRows, layer: int) -> None:
-        self._model, self._rows, self._layer = model, rows, layer
-        self._launched: list[Tensor] = []
+    def __init__(self, layer: int) -> None:
+        self._layer = layer
+        self._positions: list[Tensor] = []
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
-        self.computed_rows = 0
 
-    def compute(self, piece: Tensor) -> None:
-        """Run some rows, [rows], int64, ascending over all pieces."""
-        rows = self._rows
-        self._launched.append(piece)
-        self._model.fill(
-            rows.tokens_of(piece), rows.blocks, rows.positions[piece], self._keep, self._layer
-        )
-        self.computed_rows += len(piece) * (self._layer + 1)
+    def see(self, index: int, positions: Tensor, keys: Tensor, values: Tensor) -> None:
+        if index == self._layer:
+            self._positions.append(positions)
+            self._keys.append(keys)
+            self._values.append(values)
 
-    def deviation(self, selector: Selector, stored: tuple[Tensor, Tensor]) -> Tensor:
+    def deviation(
+        self, selector: Selector, candidates: Tensor, stored: tuple[Tensor, Tensor]
+    ) -> Tensor:
         """Of each candidate, over this rank's heads, [candidates], float32.
 
         Args:
+            candidates: their positions, [candidates], int64, ascending.
             stored: K and V of the check layer of the candidates.
         """
-        fresh = torch.searchsorted(torch.cat(self._launched), self._rows.candidates)
+        fresh = torch.searchsorted(torch.cat(self._positions), candidates)
         keys, values = torch.cat(self._keys)[fresh], torch.cat(self._values)[fresh]
         return selector.deviation(keys, values, *stored)
-
-    def _keep(self, index: int, keys: Tensor, values: Tensor) -> None:
-        if index == self._layer:
-            self._keys.append(keys)
-            self._values.append(values)

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from semkv_rag.blend import LOOKED_AT, sensitivity_of
 from semkv_rag.connector.worker.model.read_back import ReadBack
+from semkv_rag.connector.worker.model.slice import Watcher
 
 
-class SeenChange:
+class SeenChange(Watcher):
     """Compares the V of some tokens, layer by layer, with those that the paged cache holds before.
 
     Args:
@@ -27,27 +28,15 @@ class SeenChange:
 
     def __init__(self, tokens: ReadBack, attention: Tensor, sensitivity: Tensor) -> None:
         self._tokens, self._attention = tokens, attention
-        self._positions = tokens.positions
-        self._stored = torch.empty(0)
         self.changed = torch.zeros((), device=tokens.positions.device)
         self.expected = (attention * sensitivity)[LOOKED_AT].sum()
         self._looked_at = frozenset(range(len(tokens.layouts))[LOOKED_AT])
 
-    def before(self, index: int) -> None:
-        """Read what layer `index` has stored, before the layer writes over it."""
-        if index in self._looked_at:
-            self._stored = self._tokens.values(index)
-
-    def see(self, positions: Tensor, index: int, keys: Tensor, values: Tensor) -> None:
-        """Take in the fresh V of a layer.
-
-        Args:
-            positions: of the tokens that are computed, [tokens], int64, ascending.
-            values: [tokens, kv_heads, head_dim].
-        """
+    def see(self, index: int, positions: Tensor, keys: Tensor, values: Tensor) -> None:
         if index not in self._looked_at:
             return
-        here = torch.nonzero(torch.isin(self._positions, positions)).flatten()
-        rows = torch.searchsorted(positions, self._positions[here])
-        off = sensitivity_of(values[rows], self._stored[here])
+        stored, sampled = self._tokens.values(index), self._tokens.positions
+        here = torch.nonzero(torch.isin(sampled, positions)).flatten()
+        rows = torch.searchsorted(positions, sampled[here])
+        off = sensitivity_of(values[rows], stored[here])
         self.changed = self.changed + (self._attention[index, here] * off).sum()

@@ -20,6 +20,7 @@ from semkv_rag.blend import decoded
 from semkv_rag.connector.worker.blend.rows import BlendRows
 from semkv_rag.connector.worker.model.device_stream import DeviceStream
 from semkv_rag.connector.worker.model.eager import EagerModel
+from semkv_rag.connector.worker.model.slice import Watcher
 from semkv_rag.reuse import Span
 
 
@@ -224,3 +225,13 @@ class StoredKV:
             for span, part in zip(spans, parts, strict=True)
         ]
         return torch.cat(filled, dim=1).to(self._rows.positions.device)
+
+
+class Loading(Watcher):
+    """Holds a forward back, layer by layer, until what its attention reads is in the cache."""
+
+    def __init__(self, stored: StoredKV) -> None:
+        self._stored = stored
+
+    def see(self, index: int, positions: Tensor, keys: Tensor, values: Tensor) -> None:
+        self._stored.wait(index)

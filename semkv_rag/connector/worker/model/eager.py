@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +15,11 @@ from vllm.forward_context import set_forward_context
 from semkv_rag.connector.worker.model.kv_tap import KVTap
 from semkv_rag.connector.worker.model.model_view import Layer
 from semkv_rag.connector.worker.model.paged import PagedKV
+from semkv_rag.connector.worker.model.slice import Slice
 
 
-class KVKnown(Exception):
-    """Stops a forward once a layer's K and V are known."""
-
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        self.keys, self.values = keys, values
+class _Filled(Exception):
+    """Stops a forward: nobody reads what else it would compute."""
 
 
 class EagerModel:
@@ -41,76 +41,64 @@ class EagerModel:
         self._model, self._config = model, config
         self.layers, self.tap, self.paged = layers, tap, paged
 
-    def forward(
-        self,
-        tokens: Sequence[int],
-        blocks: Tensor,
-        positions: Tensor,
-        *,
-        rotary_shift: int = 0,
-    ) -> Tensor:
-        """The hidden states of tokens at `positions` of a request, whose KV is written.
+    def forward(self, slices: Sequence[Slice], *, rotary_shift: int = 0) -> Tensor:
+        """The hidden states of the slices' tokens, one slice behind the other; their KV is written.
 
         Args:
-            blocks: [blocks], int64: the request's blocks, in order.
-            positions: [tokens], int64, ascending.
             rotary_shift: what the model is told to add to the positions; the cache and the mask
                 stay where they are. The gate sees by it how keys move.
         """
-        ids = torch.tensor(tokens, device=self.paged.device)
-        metadata, slots = self.paged.metadata(blocks, positions)
+        tokens = [token for one in slices for token in one.tokens]
+        positions = torch.cat([one.positions for one in slices])
+        metadata, slots = self.paged.metadata(slices)
         with set_forward_context(
             metadata,
             self._config,
-            num_tokens=len(ids),
+            num_tokens=len(tokens),
             slot_mapping=slots,
             skip_compiled=True,
         ):
+            ids = torch.tensor(tokens, device=self.paged.device)
             hidden: Tensor = self._model(input_ids=ids, positions=positions + rotary_shift)
         return hidden
 
-    def fill(
-        self,
-        tokens: Sequence[int],
-        blocks: Tensor,
-        positions: Tensor,
-        see: Callable[[int, Tensor, Tensor], None] | None = None,
-        until: int | None = None,
-    ) -> None:
-        """As `forward`, but stopped in a layer once its KV is written: nobody reads more.
+    def fill(self, slices: Sequence[Slice], until: int | None = None) -> None:
+        """As `forward`, but stopped in a layer once its KV is written, or its queries are asked for:
+        nobody reads more.
 
         Args:
-            see: called with each layer's index and its fresh K and V, [tokens, kv_heads, head_dim].
             until: that layer; the last one when left out.
         """
         end = len(self.layers) - 1 if until is None else until
-
-        def handler(index: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-            last = index == end
-            if see is None and not last:
-                return
-            keys, values = self.as_heads(index, keys, values)
-            if see is not None:
-                see(index, keys, values)
-            if last:
-                self.tap.write(index, keys, values, slots)
-                raise KVKnown(keys, values)
-
-        with self.tap.handling(handler), contextlib.suppress(KVKnown):
-            self.forward(tokens, blocks, positions)
-
-    @contextlib.contextmanager
-    def reaching(self, reached: Callable[[int], None]) -> Iterator[None]:
-        """Have `reached` called with a layer's index, just before a forward enters the layer."""
-        hooks = [
-            layer.decoder.register_forward_pre_hook(lambda *_, index=index: reached(index))
-            for index, layer in enumerate(self.layers)
+        asks = any(one.watcher.asks for one in slices)
+        ends = list(itertools.accumulate(len(one.positions) for one in slices))
+        parts = [
+            (one, slice(stop - len(one.positions), stop))
+            for one, stop in zip(slices, ends, strict=True)
         ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+
+        def see(index: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+            keys, values = self.as_heads(index, keys, values)
+            for one, rows in parts:
+                one.watcher.see(index, one.positions, keys[rows], values[rows])
+            if index == end and not asks:
+                self.tap.write(index, keys, values, slots)
+                raise _Filled
+
+        def ask(index: int, queries: Tensor, attention: Any) -> None:
+            for one, rows in parts:
+                one.watcher.ask(index, queries[rows], attention)
+            if index == end:
+                raise _Filled
+
+        with contextlib.ExitStack() as watching:
+            watching.enter_context(self.tap.handling(see))
+            if asks:
+                watching.enter_context(self.tap.asking(ask))
+            with contextlib.suppress(_Filled):
+                self.forward(slices)
+        for one in slices:
+            one.watcher.end()
 
     def as_heads(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """K and V of layer `index` as [tokens, kv_heads, head_dim]."""

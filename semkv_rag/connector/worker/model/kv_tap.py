@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -18,6 +19,9 @@ from semkv_rag.connector.worker.model.model_view import Layer
 
 Handler: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], None]
 """Called with (layer index, K, V, slots) before they are written; may raise to stop the forward."""
+
+Asker: TypeAlias = Callable[[int, Tensor, Any], None]
+"""Called with (layer index, queries, attention) before the attention; may raise to stop the forward."""
 
 
 class KVTap:
@@ -49,6 +53,18 @@ class KVTap:
         finally:
             self.handler = before
 
+    @contextmanager
+    def asking(self, asker: Asker) -> Iterator[None]:
+        """Have `asker` see the queries inside the block, [tokens, heads, head_dim]."""
+        implementations = [layer.attention.impl for layer in self._layers]
+        for index, impl in enumerate(implementations):
+            impl.forward = _asked_before(impl.forward, partial(asker, index), impl)
+        try:
+            yield
+        finally:
+            for impl in implementations:
+                del impl.forward  # the class's own is back
+
     def write(self, index: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """Put K and V, [tokens, kv_heads, head_dim], into layer `index`'s paged cache at `slots`.
 
@@ -67,3 +83,13 @@ class KVTap:
             self._update[index](
                 attention, keys.contiguous(), values.contiguous(), attention.kv_cache, slots
             )
+
+
+def _asked_before(
+    forward: Callable[..., Tensor], asker: Callable[[Tensor, Any], None], impl: Any
+) -> Callable[..., Tensor]:
+    def asked(layer: Any, query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        asker(query, impl)
+        return forward(layer, query, *args, **kwargs)
+
+    return asked

@@ -1,0 +1,83 @@
+"""What a blend wants computed next, and its computation together with others'."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from semkv_rag.connector.worker.blend.setting import BlendSetting
+from semkv_rag.connector.worker.model.runs import breaks, longest_part
+from semkv_rag.connector.worker.model.slice import NOBODY, Slice, Watcher
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """Tokens of one request.
+
+    Attributes:
+        tokens: the request's, at least up to the last position.
+        blocks: the request's, in order, [blocks], int64.
+        positions: those that are to be computed, [tokens], int64, ascending, at least one.
+        watcher: who looks on, at each piece.
+        until: the layer whose K and V are the last that are wanted; the last one when left out.
+        whole: whether it is to be computed in one piece.
+        borrowed: blocks behind the request's that it needs while it is computed.
+    """
+
+    tokens: Sequence[int]
+    blocks: Tensor
+    positions: Tensor
+    watcher: Watcher = NOBODY
+    until: int | None = None
+    whole: bool = False
+    borrowed: int = 0
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @property
+    def runs(self) -> int:
+        return len(breaks(self.positions)) + 1
+
+    def cut(self, most_tokens: int, most_runs: int) -> tuple[Launch, Launch | None]:
+        """The first of it and the rest, if any: in order, rows may be computed piece by piece, as in
+        chunked prefill."""
+        if self.whole:
+            return self, None
+        pieces = -(-len(self) // most_tokens)
+        even = -(-len(self) // pieces)  # none is left with a few tokens
+        length = longest_part(self.positions.cpu(), even, most_runs)
+        if length == len(self):
+            return self, None
+        return (
+            replace(self, positions=self.positions[:length]),
+            replace(self, positions=self.positions[length:]),
+        )
+
+
+def compute(setting: BlendSetting, launches: Sequence[Launch]) -> None:
+    """Compute launches of different requests in one forward.
+
+    Args:
+        launches: at least one; all with the same `until`.
+
+    Raises:
+        LostKV: a chunk's KV cannot be had.
+    """
+    model = setting.model
+    caches = [layer.attention.kv_cache for layer in model.layers]
+    borrowed = [launch.borrowed for launch in launches]
+    with model.paged.borrowed(caches, setting.blocks_in_blends, sum(borrowed)) as behind:
+        slices = [
+            Slice(
+                [launch.tokens[position] for position in launch.positions.tolist()],
+                torch.cat((launch.blocks, more)),
+                launch.positions,
+                launch.watcher,
+            )
+            for launch, more in zip(launches, torch.split(behind, borrowed), strict=True)
+        ]
+        model.fill(slices, launches[0].until)
