@@ -28,7 +28,7 @@ class ChunkFiles:
     shapes: Sequence[tuple[tuple[int, int], tuple[int, int]]]
 
     @contextlib.contextmanager
-    def open(self, task: BlendTask, model: str) -> Iterator[Mapping[str, ChunkFile]]:
+    def open_for(self, task: BlendTask, model: str) -> Iterator[Mapping[str, ChunkFile]]:
         """A task's files by chunk id, open inside the block.
 
         Raises:
