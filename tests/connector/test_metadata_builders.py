@@ -35,6 +35,7 @@ def test_a_blend_leaves_the_buffers_of_a_step_alone(engine: Engine) -> None:
         )
 
         from semkv_rag.connector.worker.model.paged import PagedKV
+        from semkv_rag.connector.worker.model.scattered import ScatteredAttention
         from semkv_rag.connector.worker.model.slice import Slice
 
         class Buffered(CPUAttentionMetadataBuilder):
@@ -68,11 +69,12 @@ def test_a_blend_leaves_the_buffers_of_a_step_alone(engine: Engine) -> None:
             blocks = torch.arange(1, 9)
             step = Slice([1] * 3, blocks, torch.arange(5, 8))
             runs = Slice([1] * 100, blocks, torch.arange(0, 200, 2))
-            paged = PagedKV(runner, worker.vllm_config)
-            own, paged._groups = paged._groups, runner.attn_groups[0]
-            of_step = paged.metadata([step])[0][group.layer_names[0]]
-            paged._groups = own
-            of_runs = paged.metadata([runs])[0][group.layer_names[0]]
+            paged = PagedKV(runner, 32)
+            attention = ScatteredAttention(runner, worker.vllm_config, paged)
+            own, attention._groups = attention._groups, runner.attn_groups[0]
+            of_step = attention.metadata([step])[0][group.layer_names[0]]
+            attention._groups = own
+            of_runs = attention.metadata([runs])[0][group.layer_names[0]]
             return of_step.seq_lens.tolist(), of_runs.seq_lens.tolist(), own[0].layer_names
         finally:
             group.backend, group.metadata_builders = backend, builders
@@ -88,12 +90,14 @@ def test_requests_of_one_forward_have_their_own_blocks(engine: Engine) -> None:
         import torch
 
         from semkv_rag.connector.worker.model.paged import PagedKV
+        from semkv_rag.connector.worker.model.scattered import ScatteredAttention
         from semkv_rag.connector.worker.model.slice import Slice
 
-        paged = PagedKV(worker.model_runner, worker.vllm_config)
+        runner = worker.model_runner
+        attention = ScatteredAttention(runner, worker.vllm_config, PagedKV(runner, 32))
         first = Slice([1, 2, 3], torch.tensor([7, 3]), torch.tensor([0, 1, 40]))
         second = Slice([4], torch.tensor([5]), torch.tensor([2]))
-        metadata, _ = paged.metadata([first, second])
+        metadata, _ = attention.metadata([first, second])
         return next(iter(metadata.values())).block_table.tolist()
 
     assert inside(engine, tables) == [[7, 3], [7, 3], [5, 0]]

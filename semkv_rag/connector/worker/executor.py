@@ -44,6 +44,7 @@ from semkv_rag.connector.worker.model.eager import EagerModel
 from semkv_rag.connector.worker.model.kv_tap import KVTap
 from semkv_rag.connector.worker.model.model_view import Unservable, model_layers
 from semkv_rag.connector.worker.model.paged import PagedKV
+from semkv_rag.connector.worker.model.scattered import ScatteredAttention
 from semkv_rag.connector.worker.spoiling import Spoiling
 
 logger = logging.getLogger(__name__)
@@ -83,11 +84,13 @@ class BlendExecutor:
             rank = get_tensor_model_parallel_rank()
             ranks = get_tensor_model_parallel_world_size()
             block_size = self._config.cache_config.block_size
-            tap, paged = KVTap(layers), PagedKV(runner, self._config)
+            tap, paged = KVTap(layers), PagedKV(runner, block_size)
             layouts = find_layouts(layers, tap, paged, runner.dtype)
+            attention = ScatteredAttention(runner, self._config, paged)
+            model = EagerModel(runner.get_model(), layers, tap, paged, attention, self._config)
             self._blend_pass = BlendPass(
                 BlendSetting(
-                    model=EagerModel(runner.get_model(), layers, tap, paged, self._config),
+                    model=model,
                     piece_tokens=self._config.scheduler_config.max_num_batched_tokens,
                     layouts=layouts,
                     total=tensor_model_parallel_all_reduce,

@@ -16,7 +16,7 @@ from semkv_rag.connector.worker.blend.blend_run import BlendRun
 from semkv_rag.connector.worker.blend.launch import Launch, compute
 from semkv_rag.connector.worker.blend.setting import BlendSetting, Picked
 from semkv_rag.connector.worker.blend.stored_kv import Sources
-from semkv_rag.connector.worker.model.paged import MOST_RUNS
+from semkv_rag.connector.worker.model.scattered import MOST_RUNS
 
 REMEMBERED_PLANS = 4096
 

@@ -20,7 +20,7 @@ from semkv_rag.connector.messages import BlendResult, BlendTask
 from semkv_rag.connector.worker.blend.blend_pass import Blend, BlendPass
 from semkv_rag.connector.worker.blend.launch import Launch
 from semkv_rag.connector.worker.blend.stored_kv import LostKV, Sources
-from semkv_rag.connector.worker.model.paged import MOST_RUNS
+from semkv_rag.connector.worker.model.scattered import MOST_RUNS
 
 logger = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from vllm.forward_context import set_forward_context
 from semkv_rag.connector.worker.model.kv_tap import KVTap
 from semkv_rag.connector.worker.model.model_view import Layer
 from semkv_rag.connector.worker.model.paged import PagedKV
+from semkv_rag.connector.worker.model.scattered import ScatteredAttention
 from semkv_rag.connector.worker.model.slice import Slice
 
 
@@ -36,9 +37,10 @@ class EagerModel:
         layers: Sequence[Layer],
         tap: KVTap,
         paged: PagedKV,
+        attention: ScatteredAttention,
         config: VllmConfig,
     ) -> None:
-        self._model, self._config = model, config
+        self._model, self._attention, self._config = model, attention, config
         self.layers, self.tap, self.paged = layers, tap, paged
 
     def forward(self, slices: Sequence[Slice], *, rotary_shift: int = 0) -> Tensor:
@@ -50,7 +52,7 @@ class EagerModel:
         """
         tokens = [token for one in slices for token in one.tokens]
         positions = torch.cat([one.positions for one in slices])
-        metadata, slots = self.paged.metadata(slices)
+        metadata, slots = self._attention.metadata(slices)
         with set_forward_context(
             metadata,
             self._config,
