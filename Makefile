@@ -33,8 +33,13 @@ test: check
 endif
 
 # What takes long, and loops of kills and faults. make soak ROUNDS=10: loops for a night.
-soak: setup
+soak: setup build/triton/.ready
 	SOAK_ROUNDS=$(or $(ROUNDS),1) $(PYTEST) -m soak --durations 0 --durations-min 1
+
+# For its interpreter alone: beside vLLM's CPU build it would be in the way.
+build/triton/.ready: $(READY)
+	$(RUN) -m pip install --quiet --no-deps --target build/triton -r requirements/triton.txt
+	@touch $@
 
 check: setup
 	$(RUN) -m ruff format --check .

@@ -35,15 +35,24 @@ def _launch(positions: list[int], *, whole: bool = False) -> Launch:
     return Launch([], torch.tensor([0]), torch.tensor(positions), whole=whole)
 
 
-def test_a_launch_is_cut_into_pieces_of_about_one_length() -> None:
-    rest: Launch | None = _launch([*range(0, 20, 2), *range(100, 110)])
-    lengths, runs = [], []
+def _cut(launch: Launch, most_tokens: int, most_runs: int) -> list[Launch]:
+    pieces, rest = [], launch
     while rest is not None:
-        piece, rest = rest.cut(8, 5)
-        lengths.append(len(piece))
-        runs.append(piece.runs)
-    assert sum(lengths) == 20
-    assert max(lengths) <= 8 and max(runs) <= 5
+        piece, rest = rest.cut(most_tokens, most_runs)
+        pieces.append(piece)
+    together = torch.cat([piece.positions for piece in pieces])
+    assert together.tolist() == launch.positions.tolist()
+    return pieces
+
+
+def test_a_launch_is_cut_by_tokens_and_runs() -> None:
+    pieces = _cut(_launch([*range(0, 20, 2), *range(100, 112)]), 8, 5)
+    assert [(len(piece), piece.runs) for piece in pieces] == [(5, 5), (5, 5), (8, 1), (4, 1)]
+
+
+def test_no_piece_is_left_with_a_few_tokens() -> None:
+    assert [len(piece) for piece in _cut(_launch(list(range(210))), 100, 9)] == [100, 55, 55]
+    assert [len(piece) for piece in _cut(_launch(list(range(230))), 100, 9)] == [100, 100, 30]
 
 
 def test_a_launch_that_is_whole_is_not_cut() -> None:

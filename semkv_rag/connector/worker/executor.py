@@ -10,12 +10,13 @@ tokens, and the reason goes to its report.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm.config import VllmConfig
+from vllm.config import CompilationMode, VllmConfig
 from vllm.distributed import (
     get_tensor_model_parallel_rank,
     get_tensor_model_parallel_world_size,
@@ -40,10 +41,11 @@ from semkv_rag.connector.worker.capture.lull import Lull
 from semkv_rag.connector.worker.chunk_files import ChunkFiles
 from semkv_rag.connector.worker.gate import run_gate
 from semkv_rag.connector.worker.model.block_layout import find_layouts
-from semkv_rag.connector.worker.model.eager import EagerModel
+from semkv_rag.connector.worker.model.eager import Attention, EagerModel
 from semkv_rag.connector.worker.model.kv_tap import KVTap
 from semkv_rag.connector.worker.model.model_view import Unservable, model_layers
 from semkv_rag.connector.worker.model.paged import PagedKV
+from semkv_rag.connector.worker.model.row_attention import RowAttention
 from semkv_rag.connector.worker.model.scattered import ScatteredAttention
 from semkv_rag.connector.worker.spoiling import Spoiling
 
@@ -86,8 +88,8 @@ class BlendExecutor:
             block_size = self._config.cache_config.block_size
             tap, paged = KVTap(layers), PagedKV(runner, block_size)
             layouts = find_layouts(layers, tap, paged, runner.dtype)
-            attention = ScatteredAttention(runner, self._config, paged)
-            model = EagerModel(runner.get_model(), layers, tap, paged, attention, self._config)
+            scattered = ScatteredAttention(runner, self._config, paged)
+            model = EagerModel(runner.get_model(), layers, tap, paged, scattered, self._config)
             self._blend_pass = BlendPass(
                 BlendSetting(
                     model=model,
@@ -109,13 +111,7 @@ class BlendExecutor:
                 ranks,
                 self._lull,
             )
-            self.gate = run_gate(
-                self._blend_pass,
-                vocabulary=self._config.model_config.get_vocab_size(),
-                block_size=block_size,
-                blocks=runner.kv_cache_config.num_blocks,
-                dtype=runner.dtype,
-            )
+            self.gate = self._pass_gate(runner, self._blend_pass)
         except Unservable as reason:
             self.gate = GateReport(False, str(reason))
         except Exception as error:
@@ -123,6 +119,35 @@ class BlendExecutor:
             self.gate = GateReport(False, f"the gate failed: {error!r}")
         if not self.gate.servable:
             logger.warning("semkv: this model is answered without reuse: %s", self.gate.reason)
+
+    def _pass_gate(self, runner: Any, blend_pass: BlendPass) -> GateReport:
+        """Pass the gate in the fastest way that is right: by the kernel for scattered rows or the
+        backend's own attention, by the compiled model or an eager one."""
+        model = blend_pass.setting.model
+        attentions: list[Attention] = [model.attention]
+        try:
+            rows = RowAttention(model.layers, blend_pass.setting.layouts, model.paged)
+            attentions.insert(0, rows)
+        except NotImplementedError as reason:
+            logger.debug("semkv: the backend attends to scattered tokens: %s", reason)
+        compiled = self._config.compilation_config.mode != CompilationMode.NONE
+        for model.attention, model.eager in itertools.product(
+            attentions, (False, True) if compiled else (True,)
+        ):
+            try:
+                gate = run_gate(
+                    blend_pass,
+                    vocabulary=self._config.model_config.get_vocab_size(),
+                    block_size=model.paged.block_size,
+                    blocks=runner.kv_cache_config.num_blocks,
+                    dtype=runner.dtype,
+                )
+            except Exception as fault:
+                logger.exception("The gate failed")
+                gate = GateReport(False, f"the gate failed: {fault!r}")
+            if gate.servable:
+                break
+        return gate
 
     # ---- a step ----------------------------------------------------------------------------
 

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 ENOUGH_ON_CPU = 256
 """Tokens of a forward beyond which others in it save nothing: its cost grows with their number."""
+SCRAP = 32
+"""Tokens of a step that are left unused rather than given a forward of their own."""
 
 
 class BlendQueue:
@@ -64,8 +66,9 @@ class BlendQueue:
         """
         ready = self._ready(idle=idle) if self._active else ()
         ended = len(self.results)
+        least = min(budget, SCRAP)
         # When a blend ends, so does the step: its request waits for the next one.
-        while budget > 0 and len(self.results) == ended:
+        while budget >= least > 0 and len(self.results) == ended:
             pieces = self._take(ready, budget)
             if not pieces:
                 return

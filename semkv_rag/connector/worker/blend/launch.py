@@ -47,9 +47,10 @@ class Launch:
         chunked prefill."""
         if self.whole:
             return self, None
-        pieces = -(-len(self) // most_tokens)
-        even = -(-len(self) // pieces)  # none is left with a few tokens
-        length = longest_part(self.positions.cpu(), even, most_runs)
+        length = min(len(self), most_tokens)
+        if 0 < len(self) - length < length // 4:  # no piece is left with a few tokens
+            length = -(-len(self) // 2)
+        length = longest_part(self.positions.cpu(), length, most_runs)
         if length == len(self):
             return self, None
         return (

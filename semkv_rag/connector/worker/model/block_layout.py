@@ -21,7 +21,7 @@ from vllm.platforms import current_platform
 
 from semkv_rag.connector.worker.model.kv_tap import KVTap
 from semkv_rag.connector.worker.model.model_view import Layer, Unservable
-from semkv_rag.connector.worker.model.paged import PagedKV
+from semkv_rag.connector.worker.model.paged import Counts, PagedKV
 
 PROBED_BLOCK = 1  # the first behind vLLM's null block
 
@@ -45,6 +45,11 @@ class Places:
     shape: tuple[int, int, int]
     run: int
     runs: np.ndarray[tuple[int], np.dtype[np.int64]]
+
+    @property
+    def numbers(self) -> Counts:
+        """Which of the block's codes each number is, in `shape`."""
+        return (self.runs[:, None] * self.run + np.arange(self.run)).reshape(self.shape)
 
     def take(self, codes: Tensor) -> Tensor:
         """The codes of K or V, [tokens, kv_heads, head_dim], out of those of blocks, [blocks, codes]."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,11 @@ from vllm.forward_context import set_forward_context
 from semkv_rag.connector.worker.model.kv_tap import KVTap
 from semkv_rag.connector.worker.model.model_view import Layer
 from semkv_rag.connector.worker.model.paged import PagedKV
+from semkv_rag.connector.worker.model.row_attention import RowAttention
 from semkv_rag.connector.worker.model.scattered import ScatteredAttention
 from semkv_rag.connector.worker.model.slice import Slice
+
+Attention: TypeAlias = ScatteredAttention | RowAttention
 
 
 class _Filled(Exception):
@@ -29,6 +32,10 @@ class EagerModel:
     Args:
         model: the model, as the runner calls it.
         layers: its decoder layers.
+
+    Attributes:
+        attention: of what is computed here.
+        eager: whether the model is called past its compiled form.
     """
 
     def __init__(
@@ -37,11 +44,12 @@ class EagerModel:
         layers: Sequence[Layer],
         tap: KVTap,
         paged: PagedKV,
-        attention: ScatteredAttention,
+        attention: Attention,
         config: VllmConfig,
     ) -> None:
-        self._model, self._attention, self._config = model, attention, config
-        self.layers, self.tap, self.paged = layers, tap, paged
+        self._model, self._config = model, config
+        self.eager = True
+        self.layers, self.tap, self.paged, self.attention = layers, tap, paged, attention
 
     def forward(self, slices: Sequence[Slice], *, rotary_shift: int = 0) -> Tensor:
         """The hidden states of the slices' tokens, one slice behind the other; their KV is written.
@@ -50,19 +58,8 @@ class EagerModel:
             rotary_shift: what the model is told to add to the positions; the cache and the mask
                 stay where they are. The gate sees by it how keys move.
         """
-        tokens = [token for one in slices for token in one.tokens]
-        positions = torch.cat([one.positions for one in slices])
-        metadata, slots = self._attention.metadata(slices)
-        with set_forward_context(
-            metadata,
-            self._config,
-            num_tokens=len(tokens),
-            slot_mapping=slots,
-            skip_compiled=True,
-        ):
-            ids = torch.tensor(tokens, device=self.paged.device)
-            hidden: Tensor = self._model(input_ids=ids, positions=positions + rotary_shift)
-        return hidden
+        with self.attention.computing():
+            return self._run(slices, rotary_shift)
 
     def fill(self, slices: Sequence[Slice], until: int | None = None) -> None:
         """As `forward`, but stopped in a layer once its KV is written, or its queries are asked for:
@@ -94,11 +91,12 @@ class EagerModel:
                 raise _Filled
 
         with contextlib.ExitStack() as watching:
+            watching.enter_context(self.attention.computing())
             watching.enter_context(self.tap.handling(see))
             if asks:
                 watching.enter_context(self.tap.asking(ask))
             with contextlib.suppress(_Filled):
-                self.forward(slices)
+                self._run(slices)
         for one in slices:
             one.watcher.end()
 
@@ -106,3 +104,18 @@ class EagerModel:
         """K and V of layer `index` as [tokens, kv_heads, head_dim]."""
         heads = self.layers[index].kv_heads
         return keys.view(len(keys), heads, -1), values.view(len(values), heads, -1)
+
+    def _run(self, slices: Sequence[Slice], rotary_shift: int = 0) -> Tensor:
+        tokens = [token for one in slices for token in one.tokens]
+        positions = torch.cat([one.positions for one in slices])
+        metadata, slots = self.attention.metadata(slices)
+        with set_forward_context(
+            metadata,
+            self._config,
+            num_tokens=len(tokens),
+            slot_mapping=slots,
+            skip_compiled=self.eager,
+        ):
+            ids = torch.tensor(tokens, device=self.paged.device)
+            hidden: Tensor = self._model(input_ids=ids, positions=positions + rotary_shift)
+        return hidden

@@ -9,13 +9,14 @@ written. `write` is the same call used the other way: it puts K and V into the p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from semkv_rag.connector.worker.model.model_view import Layer
+from semkv_rag.connector.worker.model.replaced import Forward, replaced
 
 Handler: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], None]
 """Called with (layer index, K, V, slots) before they are written; may raise to stop the forward."""
@@ -56,14 +57,13 @@ class KVTap:
     @contextmanager
     def asking(self, asker: Asker) -> Iterator[None]:
         """Have `asker` see the queries inside the block, [tokens, heads, head_dim]."""
-        implementations = [layer.attention.impl for layer in self._layers]
-        for index, impl in enumerate(implementations):
-            impl.forward = _asked_before(impl.forward, partial(asker, index), impl)
-        try:
+        with ExitStack() as stack:
+            for index, layer in enumerate(self._layers):
+                impl = layer.attention.impl
+                stack.enter_context(
+                    replaced(impl, partial(_asked_before, partial(asker, index), impl))
+                )
             yield
-        finally:
-            for impl in implementations:
-                del impl.forward  # the class's own is back
 
     def write(self, index: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """Put K and V, [tokens, kv_heads, head_dim], into layer `index`'s paged cache at `slots`.
@@ -85,9 +85,7 @@ class KVTap:
             )
 
 
-def _asked_before(
-    forward: Callable[..., Tensor], asker: Callable[[Tensor, Any], None], impl: Any
-) -> Callable[..., Tensor]:
+def _asked_before(asker: Callable[[Tensor, Any], None], impl: Any, forward: Forward) -> Forward:
     def asked(layer: Any, query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         asker(query, impl)
         return forward(layer, query, *args, **kwargs)

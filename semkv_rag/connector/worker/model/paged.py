@@ -9,11 +9,14 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 CODES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 """What a cache's numbers are taken for while they are moved, by their bytes: NumPy has no bf16."""
+
+Counts: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 NewTensor: TypeAlias = Callable[[torch.Size, Tensor], Tensor]
 """Makes a tensor of a shape, of another one's dtype and on its device."""
@@ -44,6 +47,18 @@ class PagedKV:
         """
         block = blocks[torch.div(positions, self.block_size, rounding_mode="floor")]
         return block * self.block_size + positions % self.block_size
+
+    def table(self, requests: Sequence[Tensor]) -> Tensor:
+        """Block tables, [requests, blocks], int32; null blocks behind the shorter ones.
+
+        Args:
+            requests: each one's blocks, in order, [blocks], int64.
+        """
+        width = max(len(blocks) for blocks in requests)
+        table = torch.zeros(len(requests), width, dtype=torch.int32, device=self.device)
+        for row, blocks in zip(table, requests, strict=True):
+            row[: len(blocks)] = blocks
+        return table
 
     @contextmanager
     def borrowed(
@@ -104,6 +119,26 @@ class PagedKV:
         axis, parts = self._block_axis(cache)
         count = len(copies) * copies.shape[axis + 1] // parts
         return copies.cpu().movedim(axis + 1, 1).reshape(count, -1)
+
+    def offsets(self, cache: Tensor, codes: Counts) -> Counts:
+        """Where codes of a block stand in memory, counted from the block's first number.
+
+        Args:
+            codes: which, as `codes` gives them.
+        """
+        axis, parts = self._block_axis(cache)
+        rest = [a for a in range(cache.ndim) if a != axis]
+        places = np.unravel_index(codes, (parts, *(cache.shape[a] for a in rest)))
+        strides = (cache.stride(axis), *(cache.stride(a) for a in rest))
+        offsets = np.zeros_like(codes)
+        for place, stride in zip(places, strides, strict=True):
+            offsets += place * stride
+        return offsets
+
+    def block_stride(self, cache: Tensor) -> int:
+        """How many numbers a block begins behind the one before."""
+        axis, parts = self._block_axis(cache)
+        return cache.stride(axis) * parts
 
     def _places(self, cache: Tensor, blocks: Tensor) -> tuple[int, Tensor]:
         """The axis of a layer's cache that counts blocks, and where `blocks` stand on it."""

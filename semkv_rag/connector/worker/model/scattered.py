@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from typing import Any
 
@@ -53,6 +54,7 @@ class ScatteredAttention:
         """
         runs = Runs.of([one.positions.cpu() for one in slices])
         slots = torch.cat([self._paged.slots(one.blocks, one.positions) for one in slices])
+        table = self._paged.table([one.blocks for one in slices])
         common = CommonAttentionMetadata(
             query_start_loc=runs.query_start.to(self._paged.device),
             query_start_loc_cpu=runs.query_start,
@@ -62,7 +64,7 @@ class ScatteredAttention:
             num_actual_tokens=len(slots),
             max_query_len=runs.longest,
             max_seq_len=int(runs.seq_lens.max()),
-            block_table_tensor=self._block_table(slices)[runs.owners.to(self._paged.device)],
+            block_table_tensor=table[runs.owners.to(self._paged.device)],
             slot_mapping=slots,
             positions=torch.cat([one.positions for one in slices]),
         )
@@ -73,13 +75,9 @@ class ScatteredAttention:
             by_layer.update(dict.fromkeys(group.layer_names, built))
         return by_layer, dict.fromkeys(by_layer, slots)
 
-    def _block_table(self, slices: Sequence[Slice]) -> Tensor:
-        """Of each slice's request, [slices, blocks], int32; null blocks behind the shorter ones."""
-        width = max(len(one.blocks) for one in slices)
-        table = torch.zeros(len(slices), width, dtype=torch.int32, device=self._paged.device)
-        for row, one in zip(table, slices, strict=True):
-            row[: len(one.blocks)] = one.blocks
-        return table
+    def computing(self) -> AbstractContextManager[None]:
+        """Inside the block forwards use the backend's own attention."""
+        return nullcontext()
 
 
 def _config_of_runs(config: VllmConfig) -> VllmConfig:

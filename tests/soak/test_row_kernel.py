@@ -1,0 +1,39 @@
+"""The kernel for scattered rows against dense attention, in Triton's interpreter.
+
+Triton is in no environment of ours on a CPU: `make soak` puts it into build/triton.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from workbench.settings import ROOT
+
+pytestmark = [pytest.mark.soak]
+TRITON = ROOT / "build" / "triton"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "float32 heads=9 kv_heads=3 dim=64 value_dim=64 block_size=16",
+        "float32 heads=8 kv_heads=8 dim=80 value_dim=80 block_size=32 turned=1",
+        "float16 heads=14 kv_heads=2 dim=64 value_dim=64 block_size=128",
+        "float32 heads=4 kv_heads=1 dim=32 value_dim=48 block_size=16 turned=1 softcap=5",
+    ],
+)
+def test_rows_attend_as_in_dense_attention(case: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "workbench.row_kernel_check", *case.split()],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{TRITON}"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
