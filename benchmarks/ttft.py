@@ -5,13 +5,13 @@ work differ by some per cent for as long as they live, so there is `off` too: ou
 switched off for the request, which is vLLM's own prefill. A miss is to be read against it, and speed-ups
 are over whichever of plain and `off` was faster in that round.
 
-Prompts are 512-token chunks in an order of their own behind a few tokens of text, so that none is exact,
-and a question; nothing comes from vLLM's prefix cache. Beside each speed-up stands the arithmetic limit
-of its picks: what plain prefill computes, over what the blend must compute (linear layers, and
-attention from where the picked tokens stand), if nothing else took time. Ratios are of `kv_deviation`,
-which picks by what it has computed anyway; the presets are measured beside them.
+Prompts are 512-token pieces of the demo's articles in an order of their own behind a few tokens of text,
+so that none is exact, and a question; nothing comes from vLLM's prefix cache. Beside each speed-up stands
+the arithmetic limit of its picks: what plain prefill computes, over what the blend must compute (linear
+layers, and attention from where the picked tokens stand), if nothing else took time. Ratios are of
+`kv_deviation`; the presets, which ask the question, are measured beside them.
 
-    python benchmarks/ttft.py [--lengths 1024,2048,4096,8192] [--repeats 5] [--model FOLDER]
+    python benchmarks/ttft.py [--lengths 1024,2048,4096,7680] [--repeats 5] [--model FOLDER]
 
 Writes build/bench/ttft.json and ttft.png. About 25 minutes on two cores.
 """
@@ -33,18 +33,32 @@ sys.path.insert(0, str(ROOT))
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Engine
-from workbench.chunks import random_tokens, store_chunks
+from workbench.articles import article_pieces
+from workbench.chunks import store_chunks
 from workbench.figures import save, summary
 from workbench.inside import inside
 
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # lets `inside` ask the worker what it picked
 
 CHUNK = 512
-TEXT = 16
-QUESTION = 16
+TEXT = "Passages from an encyclopedia, in no order:\n\n"
+QUESTION = "\n\nQuestion: what do these passages have in common?\nAnswer:"
 SELECTOR = "kv_deviation"
 RATIOS = (0.0, 0.05, 0.15, 0.30, 1.0)
-ASKED = ("fast", "balanced")
+PRESETS = ("fast", "balanced")
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Of a prompt's parts, in tokens."""
+
+    text: int
+    chunks: int
+    question: int
+
+    @property
+    def prompt(self) -> int:
+        return self.text + self.chunks + self.question
 
 
 @dataclass(frozen=True)
@@ -78,46 +92,44 @@ class Shape:
         attention = 2 * self.query * context
         return attention + self.hidden * self.query + 3 * self.hidden * self.intermediate
 
-    def prefill(self, tokens: int) -> float:
-        return self.layers * tokens * (self.projections() + self.rest(tokens / 2))
+    def token(self, context: float) -> float:
+        """Of one token in one layer."""
+        return self.projections() + self.rest(context)
 
-    def blend(self, covered: int, going_on: list[int] | None, check_layer: int) -> float:
-        """A blend of `covered` tokens, then the question over them.
+    def limit(self, lengths: Lengths, computed: list[int] | None, *, asks: bool) -> float:
+        """How much more plain prefill computes than a blend and the question behind it.
 
         Args:
-            going_on: positions of the tokens computed behind the check layer; None for all.
+            computed: positions of the tokens that all layers compute; None for all of them.
+            asks: whether text and question are run over the stored KV first, to pick by what the question
+                attends to; else all tokens are run up to the check layer, unless none is picked.
         """
-        token = self.projections() + self.rest(covered / 2)
-        if going_on is None:
-            blended = self.layers * covered * token
-        else:
-            blended = check_layer * covered * token + covered * self.projections()
-            rest = sum(self.rest(position + 1) for position in going_on)
-            blended += rest
-            blended += (self.layers - check_layer - 1) * (len(going_on) * self.projections() + rest)
-        question = self.layers * QUESTION * (self.projections() + self.rest(covered))
-        return blended + question
+        covered = lengths.text + lengths.chunks
+        if computed is None:
+            computed = list(range(covered))
+        blended = sum(self.token(position + 1) for position in computed)
+        blended += lengths.question * self.token(covered)
+        total = self.layers * blended
+        if asks:
+            total += self.layers * lengths.question * self.token(covered)
+        elif lengths.text < len(computed) < covered:
+            layer = ReuseOptions().check_layer
+            total += layer * covered * self.token(covered / 2) + covered * self.projections()
+        return self.layers * lengths.prompt * self.token(lengths.prompt / 2) / total
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--lengths", default="1024,2048,4096,8192")
+    parser.add_argument("--lengths", default="1024,2048,4096,7680")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--model", type=Path, help="default: 24 layers of random weights")
+    parser.add_argument("--model", type=Path, default=ROOT / "build" / "smollm2")
     parser.add_argument("--dtype", default="bfloat16")
     arguments = parser.parse_args()
     lengths = [int(length) for length in arguments.lengths.split(",")]
     with tempfile.TemporaryDirectory() as folder:
-        model = arguments.model or build_model(Path(folder) / "mid")
-        figures = measure(model, Path(folder) / "store", lengths, arguments)
+        figures = measure(arguments.model, Path(folder) / "store", lengths, arguments)
     path = save("ttft", figures, lambda figure: draw(figure, figures))
     print(f"written to {path.relative_to(ROOT)}")
-
-
-def build_model(folder: Path) -> Path:
-    from workbench.tiny_models import build_tiny_model
-
-    return build_tiny_model("mid", folder)
 
 
 def measure(
@@ -135,23 +147,22 @@ def measure(
         Engine(str(model), **engine_args) as plain,
         Engine(str(model), store=store, **engine_args) as ours,
     ):
-        vocabulary = min(len(ours.tokenizer), 1000)
-        chunks = store_chunks(
-            ours,
-            [random_tokens(seed, CHUNK, vocabulary) for seed in range(max(lengths) // CHUNK)],
-            namespace="default",
-            reference=random_tokens(100_000, CHUNK, vocabulary),
+        tokenizer = ours.tokenizer
+        pieces = article_pieces(tokenizer, 2 * max(lengths) // CHUNK, CHUNK)
+        stored = pieces[: max(lengths) // CHUNK]
+        unstored = [token for piece in pieces[len(stored) :] for token in piece]
+        chunks = store_chunks(ours, stored, namespace="default", reference=pieces[-1])
+        text, question = (
+            tokenizer.encode(one, add_special_tokens=False) for one in (TEXT, QUESTION)
         )
-        question = random_tokens(100_001, QUESTION, vocabulary)
         for length in lengths:
             order = list(range(length // CHUNK))
             random.Random(length).shuffle(order)
-            text = random_tokens(100_002, TEXT, vocabulary)
             prompt = text + [t for index in order for t in chunks[index].tokens] + question
-            unknown = random_tokens(100_003 + length, len(prompt), vocabulary)
+            unknown = text + unstored[:length] + question
             times: dict[str, list[float]] = {}
             reports: dict[str, dict[str, Any]] = {}
-            going_on: dict[str, list[int] | None] = {}
+            computed: dict[str, list[int] | None] = {}
             for repeat in range(arguments.repeats + 1):  # the first warms up
                 runs: list[tuple[str, Engine, list[int], ReuseOptions]] = [
                     ("plain", plain, prompt, ReuseOptions()),
@@ -161,7 +172,7 @@ def measure(
                         (f"{ratio:.0%}", ours, prompt, ReuseOptions(ratio=ratio, selector=SELECTOR))
                         for ratio in RATIOS
                     ),
-                    *((name, ours, prompt, ReuseOptions.preset(name)) for name in ASKED),
+                    *((name, ours, prompt, ReuseOptions.preset(name)) for name in PRESETS),
                 ]
                 random.Random(repeat).shuffle(runs)
                 for name, engine, tokens, options in runs:
@@ -173,22 +184,24 @@ def measure(
                     if repeat:
                         times.setdefault(name, []).append(answer.ttft_ms)
                     reports[name] = answer.report.to_mapping()
-                    if name.endswith("%"):
-                        picked = None if options.ratio == 1 else inside(engine, latest_picks)
-                        going_on[name] = None if picked is None else [*range(TEXT), *picked]
-            results.append(row(shape, length, times, reports, going_on))
+                    if answer.report.recomputed_tokens < answer.report.reused_tokens:
+                        looked = answer.report.recomputed_tokens > 0
+                        picked = inside(engine, latest_picks) if looked else []
+                        computed[name] = [*range(len(text)), *picked]
+            lengths_of = Lengths(len(text), length, len(question))
+            results.append(row(shape, lengths_of, times, reports, computed))
             print_row(results[-1])
     return {
         "model": {
             **shape.__dict__,
             "dtype": arguments.dtype,
-            "weights": arguments.model.name if arguments.model else "random",
+            "weights": arguments.model.name,
         },
         "chunk_tokens": CHUNK,
-        "text_tokens": TEXT,
-        "question_tokens": QUESTION,
+        "text_tokens": len(text),
+        "question_tokens": len(question),
         "selector": SELECTOR,
-        "presets": {name: ReuseOptions.preset(name).to_mapping() for name in ASKED},
+        "presets": {name: ReuseOptions.preset(name).to_mapping() for name in PRESETS},
         "check_layer": ReuseOptions().check_layer,
         "repeats": arguments.repeats,
         "lengths": results,
@@ -206,21 +219,24 @@ def latest_picks(worker: Any) -> list[int]:
 
 def row(
     shape: Shape,
-    length: int,
+    lengths: Lengths,
     times: dict[str, list[float]],
     reports: dict[str, dict[str, Any]],
-    going_on: dict[str, list[int] | None],
+    computed: dict[str, list[int] | None],
 ) -> dict[str, Any]:
-    """One prompt length's figures. Ratios are taken round by round: runs that stood side by side."""
+    """One prompt length's figures. Ratios are taken round by round: runs that stood side by side.
+
+    Args:
+        computed: positions of the tokens that all layers compute, by way; missing where all are.
+    """
     methods = {}
-    full = shape.prefill(TEXT + length + QUESTION)
     prefill = [min(pair) for pair in zip(times["plain"], times["off"], strict=True)]
     for name, values in times.items():
         over = times["off"] if name == "miss" else prefill
         speedups = [p / v for p, v in zip(over, values, strict=True)]
         entry: dict[str, Any] = {"ttft_ms": summary(values), "speedup": summary(speedups)}
-        if name.endswith("%"):
-            limit = full / shape.blend(TEXT + length, going_on[name], ReuseOptions().check_layer)
+        if reports[name]["reused_tokens"]:
+            limit = shape.limit(lengths, computed.get(name), asks=name in PRESETS)
             entry["limit"] = round(limit, 3)
             entry["of_limit"] = round(entry["speedup"]["median"] / limit, 3)
             entry["report"] = {
@@ -228,7 +244,7 @@ def row(
                 for key in ("reused_tokens", "recomputed_tokens", "load_ms", "blend_ms", "match_ms")
             }
         methods[name] = entry
-    return {"prompt_tokens": TEXT + length + QUESTION, "methods": methods}
+    return {"prompt_tokens": lengths.prompt, "methods": methods}
 
 
 def print_row(result: dict[str, Any]) -> None:
@@ -247,7 +263,7 @@ def draw(figure: Any, figures: dict[str, Any]) -> None:
     """Speed-ups by prompt length, with each selector's limit dashed."""
     axes = figure.subplots()
     lengths = [result["prompt_tokens"] for result in figures["lengths"]]
-    for index, name in enumerate([*(f"{ratio:.0%}" for ratio in RATIOS), *ASKED]):
+    for index, name in enumerate([*(f"{ratio:.0%}" for ratio in RATIOS), *PRESETS]):
         entries = [result["methods"][name] for result in figures["lengths"]]
         medians = [entry["speedup"]["median"] for entry in entries]
         low = [m - entry["speedup"]["min"] for m, entry in zip(medians, entries, strict=True)]
@@ -258,11 +274,10 @@ def draw(figure: Any, figures: dict[str, Any]) -> None:
             yerr=[low, high],
             marker="o",
             color=f"C{index}",
-            label=name if name in ASKED else f"{name} recomputed",
+            label=name if name in PRESETS else f"{name} recomputed",
         )
-        if name not in ASKED:
-            limits = [entry["limit"] for entry in entries]
-            axes.plot(lengths, limits, "--", color=f"C{index}", alpha=0.5)
+        limits = [entry["limit"] for entry in entries]
+        axes.plot(lengths, limits, "--", color=f"C{index}", alpha=0.5)
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [str(length) for length in lengths])
     axes.set_xlabel("prompt tokens, 512-token chunks")
