@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from markdown_it import MarkdownIt
-from markdown_it.token import Token
 
 _MARKDOWN = MarkdownIt("commonmark").enable("table")
+_CODE = re.compile(r"`([^`]+)`")
 _NOT_RUN = re.compile(r"<!--\s*not run:\s*(.+?)\s*-->", re.DOTALL)
 
 
@@ -47,24 +46,29 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
-def entries(page: Path, heading: str) -> set[str]:
-    """The names in code in the first column of a section's tables.
+def tables(page: Path, heading: str) -> list[list[list[str]]]:
+    """The tables of a section, each a list of rows of cells as they are written, without the titles.
 
     Args:
         heading: the section's, as it is written; sections below it do not count.
     """
-    names = set[str]()
+    found = list[list[list[str]]]()
     here = False
     tokens = _MARKDOWN.parse(page.read_text(encoding="utf-8"))
     for place, token in enumerate(tokens):
-        if token.type == "heading_open":
-            here = tokens[place + 1].content == heading
-        elif here and token.type == "tr_open":
-            names |= set(_code(tokens[place + 2]))
-    return names
+        match token.type:
+            case "heading_open":
+                here = tokens[place + 1].content == heading
+            case "table_open" if here:
+                found.append([])
+            case "tr_open" if here:
+                found[-1].append([])
+            case "td_open" if here:
+                found[-1][-1].append(tokens[place + 1].content)
+    return [[row for row in rows if row] for rows in found]
 
 
-def _code(cell: Token) -> Iterator[str]:
-    for part in cell.children or ():
-        if part.type == "code_inline":
-            yield part.content
+def entries(page: Path, heading: str) -> set[str]:
+    """The names in code in the first column of a section's tables."""
+    cells = [row[0] for rows in tables(page, heading) for row in rows]
+    return {name for cell in cells for name in _CODE.findall(cell)}

@@ -98,7 +98,7 @@ def test_every_option_of_an_llm_class_has_an_entry(page: str, kind: type) -> Non
     assert own - entries(DOCS / page, "Options") == set()
 
 
-@pytest.mark.parametrize("page", ["quality-of-your-model.md", "index.md"])
+@pytest.mark.parametrize("page", ["choosing-a-preset.md", "index.md"])
 def test_the_presets_are_those_that_there_are(page: str) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")
     for name, preset in PRESETS.items():
