@@ -2,7 +2,8 @@
 
     python -m workbench.results_page
 
-`benchmarks/ttft.py` writes such a file as build/bench/ttft.json: put it in docs/results and name it on the page.
+`benchmarks/ttft.py` writes such a file as build/bench/ttft.json: put it in docs/results and name it on
+the page.
 What stands between two comments is replaced; all else on the page is written by hand.
 """
 
