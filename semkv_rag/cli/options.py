@@ -54,7 +54,8 @@ Preset: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--preset",
-        help=f"{', '.join(PRESETS)}: ratio and selector under one name, where they are not given.",
+        help=f"{', '.join(PRESETS)}: ratio and selector under one name, where they are not given;"
+        " balanced unless given.",
     ),
 ]
 Ratio: TypeAlias = Annotated[

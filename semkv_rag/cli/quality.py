@@ -110,7 +110,12 @@ def quality_command(
         ),
     ] = None,
     plot_file: Annotated[
-        Path | None, typer.Option("--plot", dir_okay=False, help="A file for a plot.")
+        Path | None,
+        typer.Option(
+            "--plot",
+            dir_okay=False,
+            help="A file for a plot: agreement, KL and F1 by charge. Needs the extra plot.",
+        ),
     ] = None,
     engine_arg: options.EngineArgs = None,
     as_json: options.Json = False,

@@ -45,7 +45,7 @@ def serve_command(
     ] = None,
     limits: Annotated[
         str | None,
-        typer.Option(metavar="JSON", help="What one client may take, as JSON: see docs/serve.md."),
+        typer.Option(metavar="JSON", help="What one client may take, as a JSON object."),
     ] = None,
     trust_request_namespace: Annotated[
         bool,

@@ -106,7 +106,8 @@ def verify_command(
         bool,
         typer.Option(
             "--repair",
-            help="Drop what is broken, take in sound files that are not in the index.",
+            help="Drop what is broken, take in sound files that are not in the index, correct wrong rows,"
+            " and remove what is of no use.",
         ),
     ] = False,
     as_json: options.Json = False,

@@ -2,7 +2,7 @@
 
 `Cascade` finds the stored prompt that a new one resembles, before the engine is asked; `guard` says
 where resemblance is not enough. Usable without vLLM; the encoders and FAISS come with the extra
-`tiers` and are loaded when they are first needed.
+`prompt-cache` and are loaded when they are first needed.
 """
 
 from semkv_rag.prompt_cache.cascade import Cascade
