@@ -187,9 +187,10 @@ class StoredKV:
         for span in self._spans:
             rows = slice(span.src, span.src + span.length)
             keys, values = chunks[span.chunk_id].layer(index)
-            keys = self._moved(index, keys[rows].to(slots.device), span.shift)
+            # From pinned memory the device copies by itself; `finish` comes before that is used again.
+            keys = self._moved(index, keys[rows].to(slots.device, non_blocking=True), span.shift)
             all_keys.append(keys)
-            all_values.append(values[rows].to(slots.device))
+            all_values.append(values[rows].to(slots.device, non_blocking=True))
             if not span.exact:
                 kept.append(keys)
         if self._keeps_keys:
