@@ -53,7 +53,13 @@ from workbench.tiny_models import build_tiny_model
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # lets `inside` measure in the worker
 
 COUNT = 6
-EIGHT_B = {"num_hidden_layers": 36, "num_key_value_heads": 8, "head_dim": 128}
+EIGHT_B = {
+    "num_hidden_layers": 36,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 8192,
+}
 BASES = {"copied": "memcpy", "to cache": "memcpy to cache", "moved": "memcpy to cache"}
 """What a warm way is compared with, by the end of its name."""
 
@@ -80,10 +86,9 @@ def main() -> None:
 def eight_b(folder: Path) -> Path:
     """A model with the KV of an 8B one, and little else."""
     path = build_tiny_model("qwen3", folder / "model")
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(
-        json.dumps({**config, **EIGHT_B, "num_attention_heads": 8, "max_position_embeddings": 8192})
-    )
+    config = {**json.loads((path / "config.json").read_text()), **EIGHT_B}
+    config.pop("layer_types", None)
+    (path / "config.json").write_text(json.dumps(config))
     for weights in path.glob("*.safetensors"):
         weights.unlink()
     return path
