@@ -7,10 +7,12 @@ thread that loads blends; the ways take turns, round by round, and each ratio is
 Warm, the files in the page cache:
 
 copied            all layers, verified, from the tier or from files, to memory of whoever asks; against
-                  copying as many bytes from memory to memory (`memcpy`)
-to cache          written to vLLM's paged cache, all of what a blend does but moving keys; against copying
-                  as many bytes to the same memory in their order (`memcpy to cache`)
-to cache, moved   with the keys moved
+                  copying as many bytes from memory to memory, a chunk at a time (`memcpy`). Beside it
+                  stands the copying of as many bytes in pieces, each layer's K and V, as a blend has them
+to cache          written to vLLM's paged cache, all of what a blend does but moving keys; against vLLM's
+                  kernel alone, which writes as many K and V that are there (`kernel`). On a CPU it
+                  packs keys for the attention's kernel, so that it is slower than copying
+to cache, moved   with the keys moved, which is a product with a matrix
 
 Cold, the files dropped from the page cache (`posix_fadvise`, made sure of with `mincore`; what a disk or
 a hypervisor keeps is not dropped):
@@ -60,7 +62,7 @@ EIGHT_B = {
     "head_dim": 128,
     "max_position_embeddings": 8192,
 }
-BASES = {"copied": "memcpy", "to cache": "memcpy to cache", "moved": "memcpy to cache"}
+BASES = {"copied": "memcpy", "to cache": "kernel", "moved": "kernel"}
 """What a warm way is compared with, by the end of its name."""
 
 
@@ -186,7 +188,6 @@ def told(size: int, took: Mapping[str, list[float]], *, warm: bool) -> dict[str,
         base = "plain read"
         if warm:
             base = next((base for end, base in BASES.items() if name.endswith(end)), "memcpy")
-            base = "memcpy" if name.startswith("memcpy") else base
         ratios = [own / one for own, one in zip(took[base], seconds, strict=True)]
         figures[name] = {
             "ms": summary([1000 * one for one in seconds]),

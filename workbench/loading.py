@@ -59,6 +59,11 @@ class Loading:
         self._source = torch.ones(self.kv_bytes, dtype=torch.uint8)
         self._target = torch.ones(self.kv_bytes, dtype=torch.uint8)
         self._block = executor._config.cache_config.block_size
+        self._slots = BlendRows.of(self._task(moved=True), self._setting.model.paged).slots
+        layer = self._setting.model.layers[0]
+        keys, values = (torch.randn(len(self._slots), *shape) for shape in layer.kv_shapes)
+        dtype = layer.attention.kv_cache.dtype
+        self._there = keys.to(dtype), values.to(dtype)
 
     # ---- ways ------------------------------------------------------------------------------
 
@@ -68,12 +73,16 @@ class Loading:
         for begin in range(0, self.kv_bytes, size):
             self._target[begin : begin + size].copy_(self._source[begin : begin + size])
 
-    def memcpy_to_cache(self) -> None:
-        """As many bytes into the paged cache, layer by layer, as they come."""
-        size = self.kv_bytes // self._layers
-        for layer in self._setting.model.layers:
-            flat = layer.attention.kv_cache.view(torch.uint8).flatten()
-            flat[:size].copy_(self._source[:size])
+    def memcpy_in_pieces(self) -> None:
+        """The same; K and V of each layer by themselves."""
+        size = self.kv_bytes // (len(self._chunks.ids) * self._layers * 2)
+        for begin in range(0, self.kv_bytes - size + 1, size):
+            self._target[begin : begin + size].copy_(self._source[begin : begin + size])
+
+    def kernel(self) -> None:
+        """As many K and V, which are there, written to the paged cache by vLLM's own kernel alone."""
+        for index in range(self._layers):
+            self._setting.model.tap.write(index, *self._there, self._slots)
 
     def copied(self, files: ChunkFiles) -> None:
         """All layers of all chunks, verified, in memory of whoever asked."""
@@ -119,9 +128,10 @@ class Loading:
         """Seconds of each way, round by round; files are in the page cache."""
         ways: dict[str, Callable[[], None]] = {
             "memcpy": self._beside(self.memcpy),
+            "memcpy in pieces": self._beside(self.memcpy_in_pieces),
             "ram, copied": self._beside(lambda: self.copied(self._kept)),
             "files, copied": self._beside(lambda: self.copied(self._files)),
-            "memcpy to cache": self._beside(self.memcpy_to_cache),
+            "kernel": self._beside(self.kernel),
             "ram to cache": lambda: self.to_cache(self._kept, moved=False),
             "files to cache": lambda: self.to_cache(self._files, moved=False),
             "ram to cache, moved": lambda: self.to_cache(self._kept, moved=True),
