@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import mmap
 from collections.abc import Iterable
 
 import torch
@@ -35,10 +34,9 @@ class Arena:
         self.size_bytes = size_bytes
         try:
             # Not torch's pinned memory, which is rounded up to a power of two.
-            self.memory = torch.frombuffer(mmap.mmap(-1, size_bytes), dtype=torch.uint8)
-        except (OSError, ValueError) as error:
+            self.memory = torch.empty(size_bytes, dtype=torch.uint8).zero_()
+        except RuntimeError as error:
             raise MemoryError(str(error)) from error
-        self.memory.zero_()
         if pinned:
             cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             fault = cuda.cudaHostRegister(self.memory.data_ptr(), size_bytes, 0)

@@ -46,7 +46,7 @@ class ChunkFiles:
     _origins: dict[str, Origin] = field(default_factory=dict)
 
     @contextlib.contextmanager
-    def open(self, task: BlendTask, model: str) -> Iterator[Mapping[str, KVSource]]:
+    def opened(self, task: BlendTask, model: str) -> Iterator[Mapping[str, KVSource]]:
         """A task's chunks by id, open inside the block.
 
         Raises:
@@ -131,7 +131,7 @@ def _origin(sources: Iterable[ChunkFile | HeldChunk]) -> Origin:
     whole = read = 0
     for source in sources:
         whole += source.kv_bytes
-        read += source.read_bytes if isinstance(source, HeldChunk) else source.kv_bytes
+        read += source.from_file_bytes if isinstance(source, HeldChunk) else source.kv_bytes
     return Origin(whole - read, read)
 
 

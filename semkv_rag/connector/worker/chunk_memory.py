@@ -106,12 +106,12 @@ class HeldChunk:
     """A kept chunk in use, as a source of KV.
 
     Attributes:
-        read_bytes: of it, that were read from the file through this.
+        from_file_bytes: of it, that were read from the file through this.
     """
 
     def __init__(self, kept: KeptChunk) -> None:
         self._kept = kept
-        self.read_bytes = 0
+        self.from_file_bytes = 0
 
     @property
     def kv_bytes(self) -> int:
@@ -125,7 +125,7 @@ class HeldChunk:
             ChunkFileError: the file is damaged.
         """
         if len(self._kept.layers) <= index:
-            self.read_bytes += self._kept.read_on(index)
+            self.from_file_bytes += self._kept.read_on(index)
         return self._kept.layers[index]
 
     def sensitivity(self) -> Tensor | None:
