@@ -111,9 +111,10 @@ class StepWork:
 
 
 def _ahead(tracked: TrackedRequest) -> ReadAhead:
-    """The chunks of a request that has its plan."""
+    """The chunks of a request that has its plan, but those that vLLM's prefix cache was seen to hold."""
     assert tracked.plan is not None
-    chunks = tuple(dict.fromkeys(span.chunk_id for span in tracked.plan.spans))
+    missing = [span for span in tracked.plan.spans if span.end > tracked.in_prefix_cache]
+    chunks = tuple(dict.fromkeys(span.chunk_id for span in missing))
     return ReadAhead(tracked.request.request_id, tracked.options.namespace, chunks)
 
 
