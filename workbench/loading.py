@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from semkv_rag.config import ReuseOptions
-from semkv_rag.connector.messages import BlendTask
+from semkv_rag.connector.messages import BlendTask, ReadAhead
+from semkv_rag.connector.threads import pool_behind_model
 from semkv_rag.connector.worker.arena import Arena
 from semkv_rag.connector.worker.blend.rows import BlendRows
 from semkv_rag.connector.worker.blend.stored_kv import StoredKV
@@ -56,14 +57,14 @@ class Loading:
         self._memory = ChunkMemory(self._arena)
         self._files = ChunkFiles(files.root, files.rank, files.shapes)
         self._kept = ChunkFiles(files.root, files.rank, files.shapes, self._memory)
+        self._ahead = pool_behind_model(1, "ahead")
         self._source = torch.ones(self.kv_bytes, dtype=torch.uint8)
         self._target = torch.ones(self.kv_bytes, dtype=torch.uint8)
         self._block = executor._config.cache_config.block_size
         self._slots = BlendRows.of(self._task(moved=True), self._setting.model.paged).slots
-        layer = self._setting.model.layers[0]
-        keys, values = (torch.randn(len(self._slots), *shape) for shape in layer.kv_shapes)
-        dtype = layer.attention.kv_cache.dtype
-        self._there = keys.to(dtype), values.to(dtype)
+        dtype = self._setting.model.layers[0].attention.kv_cache.dtype
+        # Each layer's from memory of its own, as a blend has them: what was just read is in a cache.
+        self._there = random_kv(files.shapes, len(self._slots), dtype)
 
     # ---- ways ------------------------------------------------------------------------------
 
@@ -81,8 +82,8 @@ class Loading:
 
     def kernel(self) -> None:
         """As many K and V, which are there, written to the paged cache by vLLM's own kernel alone."""
-        for index in range(self._layers):
-            self._setting.model.tap.write(index, *self._there, self._slots)
+        for index, (keys, values) in enumerate(self._there):
+            self._setting.model.tap.write(index, keys, values, self._slots)
 
     def copied(self, files: ChunkFiles) -> None:
         """All layers of all chunks, verified, in memory of whoever asked."""
@@ -122,6 +123,14 @@ class Loading:
         stored.wait_for_all()
         stored.stop()
 
+    def to_cache_ahead(self) -> None:
+        """The same, while another thread reads ahead into the tier."""
+        chunks = self._chunks
+        ahead = ReadAhead("loading", chunks.namespace, tuple(chunks.ids))
+        reading = self._ahead.submit(self._kept.read_ahead, ahead, chunks.model)
+        self.to_cache(self._kept, moved=True)
+        reading.result()
+
     # ---- measured --------------------------------------------------------------------------
 
     def warm(self, rounds: int) -> dict[str, list[float]]:
@@ -149,6 +158,7 @@ class Loading:
             "into ram": self._beside(lambda: self.read(self._kept)),
             "files": self._beside(lambda: self.read(self._files)),
             "into ram, to cache, moved": lambda: self.to_cache(self._kept, moved=True),
+            "ahead, to cache, moved": self.to_cache_ahead,
             "files to cache, moved": lambda: self.to_cache(self._files, moved=True),
         }
         return _timed(ways, rounds, self._drop)
