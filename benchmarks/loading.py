@@ -20,7 +20,8 @@ a hypervisor keeps is not dropped):
 plain read        the files one behind the other, each by one read, into memory that was used before
 into ram          read and verified into the tier, layer by layer, as a blend asks for them
 files             the same without the tier
-…, moved          all of what a blend does, without the tier, into it, and with another thread reading ahead
+…, moved          all of what a blend does: without the tier, into it, and while another thread reads
+                  ahead into it
 
     python benchmarks/loading.py [--rounds 15] [--model FOLDER]
 
