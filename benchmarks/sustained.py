@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=200)
     parser.add_argument("--chunk-tokens", type=int, default=500)
     parser.add_argument("--picked", type=int, default=6, help="chunks of a prompt")
-    parser.add_argument("--answer-tokens", type=int, default=4)
+    parser.add_argument("--answer-tokens", type=int, default=2)
     parser.add_argument("--ram-bytes", type=int, default=0)
     parser.add_argument(
         "--store", type=Path, help="kept, and used again; a temporary one if left out"

@@ -16,8 +16,9 @@ Tokens = list[int]
 def article_pieces(tokenizer: Any, count: int, length: int) -> list[Tokens]:
     """The articles, one behind the other, in pieces of `length` tokens."""
     folder = ROOT / "examples" / "articles"
-    text = "\n\n".join(path.read_text() for path in sorted(folder.glob("*.md")))
+    text = "\n\n".join(path.read_text() for path in sorted(folder.rglob("*.md")))
     tokens: Tokens = tokenizer.encode(text, add_special_tokens=False)
+    assert tokens, f"no articles are in {folder}"
     while len(tokens) < count * length:
         tokens += tokens
     return [tokens[begin * length : (begin + 1) * length] for begin in range(count)]
