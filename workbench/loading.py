@@ -88,7 +88,7 @@ class Loading:
     def copied(self, files: ChunkFiles) -> None:
         """All layers of all chunks, verified, in memory of whoever asked."""
         begin = 0
-        with files.opened(self._task(moved=True), self._chunks.model) as sources:
+        with files.open_for(self._task(moved=True), self._chunks.model) as sources:
             for source in sources.values():
                 for index in range(self._layers):
                     for tensor in source.layer(index):
@@ -98,7 +98,7 @@ class Loading:
 
     def read(self, files: ChunkFiles) -> None:
         """All layers of all chunks, verified: layer by layer, as a blend asks for them."""
-        with files.opened(self._task(moved=True), self._chunks.model) as sources:
+        with files.open_for(self._task(moved=True), self._chunks.model) as sources:
             for index in range(self._layers):
                 for source in sources.values():
                     source.layer(index)
@@ -118,7 +118,7 @@ class Loading:
         """All of it written to the paged cache, as a blend does it."""
         task, setting = self._task(moved=moved), self._setting
         rows = BlendRows.of(task, setting.model.paged)
-        sources = files.opened(task, self._chunks.model)
+        sources = files.open_for(task, self._chunks.model)
         stored = StoredKV(setting.model, rows, rows.spans, sources, setting.loading)
         stored.wait_for_all()
         stored.stop()

@@ -46,7 +46,7 @@ class ChunkFiles:
     _origins: dict[str, Origin] = field(default_factory=dict)
 
     @contextlib.contextmanager
-    def opened(self, task: BlendTask, model: str) -> Iterator[Mapping[str, KVSource]]:
+    def open_for(self, task: BlendTask, model: str) -> Iterator[Mapping[str, KVSource]]:
         """A task's chunks by id, open inside the block.
 
         Raises:

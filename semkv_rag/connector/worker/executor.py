@@ -167,7 +167,7 @@ class BlendExecutor:
     def _open(self, task: BlendTask) -> Sources:
         assert self._step is not None
         assert self._files is not None
-        return self._files.opened(task, self._step.model)
+        return self._files.open_for(task, self._step.model)
 
     def _take(self, queue: BlendQueue) -> None:
         """Take the outcome of the blends that ended."""
