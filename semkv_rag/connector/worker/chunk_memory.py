@@ -134,17 +134,16 @@ class HeldChunk:
         Raises:
             ChunkFileError: the file is damaged.
         """
-        self.layer(self._kept.count - 1)
+        self.verify()
         return self._kept.sensitivity
 
     def verify(self) -> None:
-        """Make sure of what is not read yet.
+        """Make sure of all of it: what is not read yet is read.
 
         Raises:
             ChunkFileError: the file is damaged.
         """
-        if (file := self._kept.file) is not None:
-            file.verify()
+        self.layer(self._kept.count - 1)
 
 
 class ChunkMemory:
