@@ -64,7 +64,7 @@ class BlendTask:
 
 @dataclass(frozen=True)
 class ReadAhead:
-    """The chunks of a request that has its plan, and may still have to wait for its blocks."""
+    """The chunks of a request that has its plan, and waits for its blocks."""
 
     request_id: str
     namespace: str
@@ -153,7 +153,7 @@ class StepMetadata(KVConnectorMetadata):
 
     Attributes:
         model: the model's fingerprint.
-        ahead: the chunks of requests that were planned since the last step.
+        ahead: the chunks of requests that were planned since the last step, and wait.
         blends: that begin; they take turns in the order in which they began.
         budget_tokens: so many tokens the blends may compute.
         idle: whether the step has no forward: a blend may wait for what is being loaded.

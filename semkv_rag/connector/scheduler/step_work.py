@@ -64,7 +64,7 @@ class StepWork:
         ]
         return StepMetadata(
             self._model,
-            ahead=[_ahead(tracked) for tracked in planned],
+            ahead=[_ahead(tracked) for tracked in planned if tracked.blend is None],
             blends=blends,
             budget_tokens=max(self._step_tokens - computed, self._step_tokens // LEAST_SHARE),
             idle=not computed,
@@ -111,7 +111,10 @@ class StepWork:
 
 
 def _ahead(tracked: TrackedRequest) -> ReadAhead:
-    """The chunks of a request that has its plan, but those that vLLM's prefix cache was seen to hold."""
+    """The chunks of a request that has its plan, but those that vLLM's prefix cache was seen to hold.
+
+    Of one whose blend begins at once they are not read ahead: two threads at it are slower than one.
+    """
     assert tracked.plan is not None
     missing = [span for span in tracked.plan.spans if span.end > tracked.in_prefix_cache]
     chunks = tuple(dict.fromkeys(span.chunk_id for span in missing))

@@ -146,6 +146,7 @@ class BlendExecutor:
         self._step = metadata
         self._lull.step()
         if self._ahead is not None:
+            self._ahead.stop({task.request_id for task in metadata.blends})
             self._ahead.begin(metadata.ahead, metadata.model)
 
     def blend(self) -> None:

@@ -29,7 +29,7 @@ class ReadingAhead:
             self._wanted[task.request_id] = self._thread.submit(self._files.read_ahead, task, model)
 
     def stop(self, request_ids: Collection[str]) -> None:
-        """What is not begun of requests that ended is not read."""
+        """What is not begun of requests that ended, or have their turn, is not read ahead."""
         for request_id in self._wanted.keys() & set(request_ids):
             self._wanted.pop(request_id).cancel()
 
