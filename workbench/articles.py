@@ -37,6 +37,6 @@ def zipf_prompts(
     head = tokenizer.encode("Passages:\n", add_special_tokens=False)
     for count in itertools.count():
         indices = numbers.choice(len(pieces), picked, replace=False, p=weights / weights.sum())
-        question = f"\nQuestion {seed}.{count}: what do these passages have in common?\nAnswer:"
+        question = f"\nQuestion {seed}.{count:05}: what do these passages have in common?\nAnswer:"
         tokens = tokenizer.encode(question, add_special_tokens=False)
         yield [*head, *(token for index in indices for token in pieces[index]), *tokens]
