@@ -21,7 +21,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ sys.path.insert(0, str(ROOT))
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Engine
+from workbench.articles import article_pieces, zipf_prompts
 from workbench.chunks import store_chunks
 from workbench.figures import save
 
@@ -100,7 +101,7 @@ def measure(arguments: argparse.Namespace, store: Path) -> dict[str, Any]:
         Engine(model, **engine_args) as plain,
         Engine(model, store=store, **engine_args) as ours,
     ):
-        pieces = article_pieces(ours, arguments.chunks, arguments.chunk_tokens)
+        pieces = article_pieces(ours.tokenizer, arguments.chunks, arguments.chunk_tokens)
         store_chunks(ours, pieces, namespace="default", reference=pieces[-1][::-1])
         ways = {"plain": (plain, ReuseOptions(enabled=False))}
         for preset in arguments.presets.split(","):
@@ -109,9 +110,8 @@ def measure(arguments: argparse.Namespace, store: Path) -> dict[str, Any]:
         kinds = [("clients", int(n)) for n in arguments.clients.split(",") if n]
         kinds += [("rate", float(n)) for n in arguments.rates.split(",") if n]
         for index, (kind, amount) in enumerate(kinds):
-            asked = list(
-                itertools.islice(prompts(ours, pieces, arguments, index), arguments.requests)
-            )
+            drawn = zipf_prompts(ours.tokenizer, pieces, arguments.picked, index)
+            asked = list(itertools.islice(drawn, arguments.requests))
             row: dict[str, Any] = {kind: amount, "ways": {}}
             for way, (engine, options) in ways.items():
                 engine.reset_prefix_cache()
@@ -127,32 +127,6 @@ def measure(arguments: argparse.Namespace, store: Path) -> dict[str, Any]:
         "answer_tokens": arguments.answer_tokens,
         "loads": loads,
     }
-
-
-def article_pieces(engine: Engine, count: int, length: int) -> list[Tokens]:
-    """The demo's articles, one behind the other, in pieces."""
-    folder = ROOT / "examples" / "articles"
-    text = "\n\n".join(path.read_text() for path in sorted(folder.glob("*.md")))
-    tokens = engine.tokenizer.encode(text, add_special_tokens=False)
-    while len(tokens) < count * length:
-        tokens += tokens
-    return [tokens[begin * length : (begin + 1) * length] for begin in range(count)]
-
-
-def prompts(
-    engine: Engine, pieces: list[Tokens], arguments: argparse.Namespace, seed: int
-) -> Iterator[Tokens]:
-    """Pieces by Zipf's law, in new orders, behind a short text and before a question."""
-    numbers = np.random.default_rng(seed)
-    weights = 1 / np.arange(1, len(pieces) + 1)
-    head = engine.tokenizer.encode("Passages:\n", add_special_tokens=False)
-    for count in itertools.count():
-        picked = numbers.choice(
-            len(pieces), arguments.picked, replace=False, p=weights / weights.sum()
-        )
-        question = f"\nQuestion {seed}.{count}: what do these passages have in common?\nAnswer:"
-        tokens = engine.tokenizer.encode(question, add_special_tokens=False)
-        yield [*head, *(token for index in picked for token in pieces[index]), *tokens]
 
 
 def run(

@@ -57,6 +57,14 @@ def serve_command(
     question_tokens: options.QuestionTokens = None,
     prompt_cache: options.PromptCache = None,
     tier_encoder: options.TierEncoders = None,
+    ram_bytes: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="What stored chunks may take in memory, such as 20GB, where the next request finds them"
+            " read and verified; taken from the system at once.",
+        ),
+    ] = "0",
 ) -> None:
     """Serve a model with vLLM's OpenAI server, with reuse.
 
@@ -80,6 +88,7 @@ def serve_command(
         limits=Limits.from_mapping(_json_object("--limits", limits)),
         prompt_cache=cache_options,
         encoders=encoders,
+        ram_bytes=options.size_in_bytes(ram_bytes),
         vllm_args=context.args,
     )
     raise typer.Exit(code)

@@ -21,6 +21,7 @@ Configured by `KVTransferConfig.kv_connector_extra_config`; `engine.launch` writ
 * `root`: the store's folder, `index_url`: its index;
 * `reuse`: the default options of requests, as `ReuseOptions.to_mapping` gives them;
 * `request_namespace`: whether a request may name its own namespace (default: it may not);
+* `ram_bytes`: what chunks may take in the workers' memory, of all ranks together (default: 0, none);
 * `selectors`: users' own, as `semkv_rag.selectors.load_selectors` takes them.
 """
 
@@ -80,7 +81,7 @@ class SemKVConnector(KVConnectorBase_V1):
         self.executor: BlendExecutor | None = None
         if role is KVConnectorRole.WORKER:
             end_with_parent(WRITING_S)
-            self.executor = BlendExecutor(vllm_config, root)
+            self.executor = BlendExecutor(vllm_config, root, int(extra.get("ram_bytes", 0)))
         else:
             end_with_parent()
             self._planner = self._make_planner(vllm_config, root, extra)

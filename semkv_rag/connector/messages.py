@@ -1,6 +1,7 @@
 """What travels between the connector's two sides.
 
-Scheduler to workers, once a step: `StepMetadata`, with `BlendTask`s, `FirstForward`s and `CaptureTask`s.
+Scheduler to workers, once a step: `StepMetadata`, with `ReadAhead`s, `BlendTask`s, `FirstForward`s and
+`CaptureTask`s.
 Workers to scheduler, once a step: `WorkerResults`, with a `BlendResult` for each blend that ended.
 Workers to scheduler, once at start-up: `WorkerHandshake`, with the `GateReport`.
 Workers to the user's process, when it asks: `Captured` and `GateReport`, as plain fields.
@@ -62,8 +63,22 @@ class BlendTask:
 
 
 @dataclass(frozen=True)
+class ReadAhead:
+    """The chunks of a request that has its plan, and waits for its blocks."""
+
+    request_id: str
+    namespace: str
+    chunk_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class BlendStats:
-    """What a blend pass did. `recomputed` counts reused tokens only, and is the mean over layers."""
+    """What a blend pass did. `recomputed` counts reused tokens only, and is the mean over layers.
+
+    Attributes:
+        memory_bytes: of the chunks that were used, those that stood in memory, or were read ahead.
+        file_bytes: of them, those that were read from files meanwhile. Both of one rank.
+    """
 
     recomputed: int
     charged_ratio: float
@@ -71,6 +86,8 @@ class BlendStats:
     blend_ms: float
     risk: float | None = None
     note: str | None = None
+    memory_bytes: int = 0
+    file_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -136,6 +153,7 @@ class StepMetadata(KVConnectorMetadata):
 
     Attributes:
         model: the model's fingerprint.
+        ahead: the chunks of requests that were planned since the last step, and wait.
         blends: that begin; they take turns in the order in which they began.
         budget_tokens: so many tokens the blends may compute.
         idle: whether the step has no forward: a blend may wait for what is being loaded.
@@ -143,6 +161,7 @@ class StepMetadata(KVConnectorMetadata):
     """
 
     model: str
+    ahead: list[ReadAhead] = field(default_factory=list)
     blends: list[BlendTask] = field(default_factory=list)
     budget_tokens: int = 0
     idle: bool = True

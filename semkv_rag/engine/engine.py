@@ -62,6 +62,8 @@ class Engine(OpenAIAnswers, Storing, Closing):
             `{"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}`.
         prompt_cache: how whole prompts that resemble an earlier one are found and stored; None for not at
             all. Needs a store and the extra `prompt-cache`.
+        ram_bytes: what stored chunks may take in memory, where the next request finds them read and
+            verified; 0 for none. Taken from the system at once.
         encoders: of the tiers, by layer; see `semkv_rag.prompt_cache.Cascade`.
         engine_args: fields of vLLM's `AsyncEngineArgs`, such as `dtype` or `max_model_len`.
 
@@ -91,11 +93,14 @@ class Engine(OpenAIAnswers, Storing, Closing):
         reuse: ReuseOptions | None = None,
         chat_args: Mapping[str, Any] | None = None,
         prompt_cache: PromptCacheOptions | None = None,
+        ram_bytes: int = 0,
         encoders: Mapping[str, Encoder] | None = None,
         **engine_args: Any,
     ) -> None:
         if prompt_cache is not None and store is None:
             raise OptionError("prompt_cache needs a store: pass store=…")
+        if ram_bytes and store is None:
+            raise OptionError("ram_bytes needs a store: pass store=…")
         check_model(model, engine_args.get("download_dir"))
         self.model = model
         self.reuse = reuse or ReuseOptions()
@@ -107,7 +112,11 @@ class Engine(OpenAIAnswers, Storing, Closing):
             transfer = None
             if self.store is not None:
                 transfer = transfer_config(
-                    self.store.root, index_url=index_url, reuse=self.reuse, request_namespace=True
+                    self.store.root,
+                    index_url=index_url,
+                    reuse=self.reuse,
+                    request_namespace=True,
+                    ram_bytes=ram_bytes,
                 )
             config, obstacle = resolve(engine_arguments(model, engine_args), transfer)
             self._chat_settings = ChatSettings(config, model, chat_args or {})

@@ -32,14 +32,24 @@ WORKER = "semkv_rag.connector.worker_class.SemKVWorker"
 
 
 def transfer_config(
-    root: Path, *, index_url: str | None, reuse: ReuseOptions, request_namespace: bool
+    root: Path,
+    *,
+    index_url: str | None,
+    reuse: ReuseOptions,
+    request_namespace: bool,
+    ram_bytes: int = 0,
 ) -> dict[str, Any]:
     """The fields of vLLM's `KVTransferConfig` that load our connector.
 
     Args:
         root: the store's folder.
         request_namespace: whether requests may name their namespace; see `connector`.
+        ram_bytes: what chunks may take in memory; 0 for none.
+
+    Raises:
+        OptionError: `ram_bytes` is no number of bytes that this machine has.
     """
+    _check_ram(ram_bytes)
     return {
         "kv_connector": "SemKVConnector",
         "kv_connector_module_path": "semkv_rag.connector.connector",
@@ -50,9 +60,18 @@ def transfer_config(
             "index_url": index_url,
             "reuse": reuse.to_mapping(),
             "request_namespace": request_namespace,
+            "ram_bytes": ram_bytes,
             "selectors": registered_selectors(),
         },
     }
+
+
+def _check_ram(ram_bytes: int) -> None:
+    if isinstance(ram_bytes, bool) or not isinstance(ram_bytes, int) or ram_bytes < 0:
+        raise OptionError(f"ram_bytes is {ram_bytes!r}: give a number of bytes, 0 for none")
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if ram_bytes > there:
+        raise OptionError(f"ram_bytes is {ram_bytes}: this machine has {there} bytes of memory")
 
 
 def connect_images(config: VllmConfig, *, enable_mm_embeds: bool) -> None:

@@ -12,7 +12,14 @@ from semkv_rag.prompt_cache.named import prompt_cache_of
 REUSE_FIELDS = ("preset", "ratio", "selector", "check_layer", "question_tokens", "namespace")
 """Options of reuse, of an object or of one call."""
 PROMPT_CACHE_FIELDS = ("prompt_cache", "encoders")
-ENGINE_FIELDS = ("store", "index_url", "engine_args", "chat_args", *PROMPT_CACHE_FIELDS)
+ENGINE_FIELDS = (
+    "store",
+    "index_url",
+    "engine_args",
+    "chat_args",
+    "ram_bytes",
+    *PROMPT_CACHE_FIELDS,
+)
 """What an engine is started with: of no use where there is one, or a server."""
 
 
@@ -36,6 +43,8 @@ def check_options(options: Any) -> None:
         raise OptionError(decided)
     if options.prompt_cache is not None and options.store is None:
         raise OptionError("prompt_cache needs a store: give store=…")
+    if options.ram_bytes and options.store is None:
+        raise OptionError("ram_bytes needs a store: give store=…")
     prompt_cache_of(options.prompt_cache, options.encoders)
     ReuseOptions.from_mapping(reuse_options(options, {}))
 

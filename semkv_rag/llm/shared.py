@@ -1,4 +1,4 @@
-"""The engines of a process, one for each (model, store, tiers, engine and chat arguments).
+"""The engines of a process, one for each (model, store, tiers, RAM tier, engine and chat arguments).
 
 A model in memory is expensive, so all LLM objects with the same key share one, whatever framework they
 are of. Engines are started at first use and end with the process, or by `close_engines`.
@@ -30,6 +30,7 @@ def shared_engine(
     chat_args: Mapping[str, Any] | None = None,
     prompt_cache: PromptCacheOptions | Mapping[str, Any] | None = None,
     encoders: Mapping[str, str | Encoder] | None = None,
+    ram_bytes: int = 0,
 ) -> Engine:
     """The process's engine for these arguments; the first call starts it, which takes a while.
 
@@ -38,6 +39,7 @@ def shared_engine(
         chat_args: options of vLLM's chat, as `Engine` takes them.
         prompt_cache: as `Engine` takes them, or a mapping of their fields.
         encoders: of the tiers, by layer; some by name, see `semkv_rag.prompt_cache.named`.
+        ram_bytes: what stored chunks may take in memory, as `Engine` takes it.
 
     Raises:
         MissingExtraError: vLLM is not installed.
@@ -48,7 +50,7 @@ def shared_engine(
     folder = None if store is None else str(Path(store).resolve())
     options, made = prompt_cache_of(prompt_cache, encoders)
     given = [None if options is None else options.to_mapping(), dict(encoders or {})]
-    named = [model, folder, index_url, dict(engine_args), dict(chat_args or {}), *given]
+    named = [model, folder, index_url, dict(engine_args), dict(chat_args or {}), *given, ram_bytes]
     key = json.dumps(named, sort_keys=True, default=repr)
     with _lock:  # also while it starts: nobody is to start a second one
         if key not in _engines:
@@ -61,6 +63,7 @@ def shared_engine(
                 chat_args=chat_args,
                 prompt_cache=options,
                 encoders=made,
+                ram_bytes=ram_bytes,
                 **engine_args,
             )
         return _engines[key]

@@ -65,6 +65,7 @@ def serve(
     vllm_args: Sequence[str],
     prompt_cache: PromptCacheOptions | None = None,
     encoders: Mapping[str, Encoder] | None = None,
+    ram_bytes: int = 0,
 ) -> int:
     """Serve a model until it is interrupted; the process's exit code.
 
@@ -82,13 +83,16 @@ def serve(
         prompt_cache: how whole prompts that resemble an earlier one are found and stored; None for not at
             all.
         encoders: of the tiers, by layer; see `semkv_rag.prompt_cache.Cascade`.
+        ram_bytes: what stored chunks may take in memory; 0 for none.
 
     Raises:
         OptionError: an option cannot be used.
         EngineError: vLLM does not accept the model.
         MissingExtraError: what the tiers need is not installed.
     """
-    transfer = transfer_config(store, index_url=index_url, reuse=reuse, request_namespace=True)
+    transfer = transfer_config(
+        store, index_url=index_url, reuse=reuse, request_namespace=True, ram_bytes=ram_bytes
+    )
     arguments = ["--model", model, *vllm_args, "--middleware", MIDDLEWARE]
     arguments += _default_arguments(vllm_args)
     if api_key_namespaces and not any(one.startswith(POLICY) for one in vllm_args):

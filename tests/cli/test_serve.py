@@ -41,6 +41,22 @@ def test_vllm_gets_what_is_not_ours_in_its_order(
     assert served["api_key_namespaces"] is None
 
 
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [((), 0), (("--ram-bytes", "1.5GB"), 1_500_000_000), (("--ram-bytes=64",), 64)],
+)
+def test_memory_is_given_as_people_write_it(
+    semkv: Semkv, served: dict[str, Any], tmp_path: Path, given: tuple[str, ...], size: int
+) -> None:
+    assert semkv("serve", MODEL, "--store", tmp_path, *given).code == 0
+    assert served["ram_bytes"] == size
+
+
+def test_a_size_that_is_none_is_told(semkv: Semkv, served: dict[str, Any], tmp_path: Path) -> None:
+    outcome = semkv("serve", MODEL, "--store", tmp_path, "--ram-bytes", "much")
+    assert outcome.code == 2 and "20GB" in outcome.err
+
+
 def test_api_keys_come_from_a_file(semkv: Semkv, served: dict[str, Any], tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     keys.write_text('{"secret": "tenant"}')

@@ -53,6 +53,13 @@ def test_what_the_engine_is_given() -> None:
     assert (plain.options["prompt_cache"], plain.options["encoders"]) == (None, None)
 
 
+def test_a_ram_tier_is_part_of_the_key() -> None:
+    sizes = (0, 1 << 20, 1 << 21)
+    engines: list[Any] = [shared_engine("m", "s", None, {}, ram_bytes=size) for size in sizes]
+    assert [engine.options["ram_bytes"] for engine in engines] == list(sizes)
+    assert shared_engine("m", "s", None, {}, ram_bytes=1 << 20) is engines[1]
+
+
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(OptionError, match=r"the layers are \['semantic'\]"):
         shared_engine("m", "s", None, {}, None, {"thresholds": {"vision": 0.9}})

@@ -94,6 +94,26 @@ def test_a_forged_chunk_stops_no_run(store: KVStore, fields: dict[str, str]) -> 
     assert_clean(store)
 
 
+def test_tensors_in_another_order_are_refused(store: KVStore) -> None:
+    """Layers are read several at a time, as they follow each other."""
+    key = made.write(store, made.header(2))
+    path = store.path(key.model, key.namespace, key.id)
+
+    def swap(document: dict[str, dict[str, Any]]) -> None:
+        metadata = document["__metadata__"]
+        names = ("xxh3:0000.k", "xxh3:0001.v")
+        metadata.update(zip(names, [metadata[name] for name in reversed(names)], strict=True))
+        entries = {name.replace("0000.k", "-"): entry for name, entry in document.items()}
+        entries = {name.replace("0001.v", "0000.k"): entry for name, entry in entries.items()}
+        entries = {name.replace("-", "0001.v"): entry for name, entry in entries.items()}
+        document.clear()
+        document.update(entries)
+
+    forge(path, swap)
+    with pytest.raises(ChunkFileError, match="its tensors are not those of 2 layers"):
+        ChunkFile(path, model=None)
+
+
 @pytest.mark.parametrize("fields", HEADERS, ids=name)
 def test_a_forged_state_stops_no_run(store: KVStore, fields: dict[str, str]) -> None:
     sound = made.write(store, made.header(1)).id

@@ -64,6 +64,8 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
     """Reuse of whole prompts: a `PromptCacheOptions` or its fields, `{}` for the defaults."""
     encoders: dict[str, Any] = Field(default_factory=dict)
     """The tiers' encoders by layer: `minilm`, `phash`, a model's name, or an `Encoder`."""
+    ram_bytes: int = Field(default=0, ge=0)
+    """What stored chunks may take in memory, in bytes; 0 for none."""
     engine: Any = Field(default=None, exclude=True, repr=False)
     """A `semkv_rag.Engine` that runs already. Whoever started it closes it."""
     base_url: str | None = None
@@ -217,6 +219,7 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
             self.chat_args,
             self.prompt_cache,
             self.encoders,
+            self.ram_bytes,
         )
 
     def _call(

@@ -120,6 +120,7 @@ class RequestPlanner:
         self._store_fault = store_fault
         self._conversations = Conversations()
         self._requests: dict[str, TrackedRequest] = {}
+        self._planned: list[TrackedRequest] = []  # since the last step
         self._blends: list[BlendTask] = []
         self._under_way: dict[bytes, str] = {}  # whose blend it is, by its key
 
@@ -199,6 +200,8 @@ class RequestPlanner:
             own = plan is None or (capture["behind_exact"] and plan.is_exact_head)
             if tracked.report.kv_cache == "skip" or not own:
                 tracked.capture = None
+        if plan is not None:
+            self._planned.append(tracked)
         self._salt_blocks(tracked)
         # Behind the hashing, which an image's name is part of.
         for feature, name in zip(tracked.request.mm_features, tracked.names, strict=False):
@@ -306,8 +309,9 @@ class RequestPlanner:
         Args:
             scheduled: what its forward computes, see `scheduled_ranges`.
         """
+        planned, self._planned = self._planned, []
         blends, self._blends = self._blends, []
-        return self._step_work.metadata(blends, scheduled, self._requests)
+        return self._step_work.metadata(planned, blends, scheduled, self._requests)
 
     def _block_ids(self, request_id: str) -> list[int]:
         assert self.kv_cache_manager is not None

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from semkv_rag.connector.messages import BlendTask, CaptureTask, FirstForward, StepMetadata
+from semkv_rag.connector.messages import (
+    BlendTask,
+    CaptureTask,
+    FirstForward,
+    ReadAhead,
+    StepMetadata,
+)
 from semkv_rag.connector.scheduler.tracked import TrackedRequest
 
 if TYPE_CHECKING:
@@ -38,6 +44,7 @@ class StepWork:
 
     def metadata(
         self,
+        planned: list[TrackedRequest],
         blends: list[BlendTask],
         scheduled: Mapping[str, tuple[int, int]],
         requests: Mapping[str, TrackedRequest],
@@ -45,6 +52,7 @@ class StepWork:
         """Of the coming step; called once, after its requests were scheduled.
 
         Args:
+            planned: the requests that got their plan since the last one.
             blends: that begin with it.
             scheduled: what its forward computes, see `scheduled_ranges`.
         """
@@ -56,6 +64,7 @@ class StepWork:
         ]
         return StepMetadata(
             self._model,
+            ahead=[_ahead(tracked) for tracked in planned if tracked.blend is None],
             blends=blends,
             budget_tokens=max(self._step_tokens - computed, self._step_tokens // LEAST_SHARE),
             idle=not computed,
@@ -99,6 +108,17 @@ class StepWork:
             block_ids=blocks[context // self._block_size : end],
             role=wish.get("role", "stored"),
         )
+
+
+def _ahead(tracked: TrackedRequest) -> ReadAhead:
+    """The chunks of a request that has its plan, but those that vLLM's prefix cache was seen to hold.
+
+    Of one whose blend begins at once they are not read ahead: two threads at it are slower than one.
+    """
+    assert tracked.plan is not None
+    missing = [span for span in tracked.plan.spans if span.end > tracked.in_prefix_cache]
+    chunks = tuple(dict.fromkeys(span.chunk_id for span in missing))
+    return ReadAhead(tracked.request.request_id, tracked.options.namespace, chunks)
 
 
 def scheduled_ranges(output: SchedulerOutput) -> dict[str, tuple[int, int]]:

@@ -96,6 +96,8 @@ class TrackedRequest:
             charged_ratio=round(stats.charged_ratio, 4),
             load_ms=round(stats.load_ms, 3),
             blend_ms=round(stats.blend_ms, 3),
+            memory_bytes=stats.memory_bytes,
+            file_bytes=stats.file_bytes,
         )
 
     def answer(self) -> dict[str, Any]:

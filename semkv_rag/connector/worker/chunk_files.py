@@ -1,17 +1,32 @@
-"""Chunk files, opened for a blend."""
+"""The chunks of a blend's task: in memory, or opened as files."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
-from semkv_rag.connector.messages import BlendTask
-from semkv_rag.connector.worker.blend.stored_kv import LostKV
+from semkv_rag.connector.messages import BlendStats, BlendTask, ReadAhead
+from semkv_rag.connector.worker.blend.stored_kv import KVSource, LostKV
+from semkv_rag.connector.worker.chunk_memory import ChunkKey, ChunkMemory, HeldChunk
 from semkv_rag.errors import ChunkFileError
 from semkv_rag.store import ChunkFile
 from semkv_rag.store.files.paths import chunk_path
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the chunks of a task came from, in bytes of their K, V and sensitivities.
+
+    Attributes:
+        memory_bytes: stood in memory, or were read ahead.
+        file_bytes: were read from files.
+    """
+
+    memory_bytes: int
+    file_bytes: int
 
 
 @dataclass(frozen=True)
@@ -21,32 +36,31 @@ class ChunkFiles:
     Attributes:
         root: the store's folder.
         shapes: `(kv_heads, head_dim)` of K and of V, by layer.
+        memory: where they are kept, if anywhere.
     """
 
     root: Path
     rank: int
     shapes: Sequence[tuple[tuple[int, int], tuple[int, int]]]
+    memory: ChunkMemory | None = None
+    _origins: dict[str, Origin] = field(default_factory=dict)
 
     @contextlib.contextmanager
-    def open_for(self, task: BlendTask, model: str) -> Iterator[Mapping[str, ChunkFile]]:
-        """A task's files by chunk id, open inside the block.
+    def open_for(self, task: BlendTask, model: str) -> Iterator[Mapping[str, KVSource]]:
+        """A task's chunks by id, open inside the block.
 
         Raises:
             LostKV: files are missing, torn, or another model's; or were found so inside the block.
         """
-        sources: dict[str, ChunkFile] = {}
+        sources: dict[str, ChunkFile | HeldChunk] = {}
         bad: list[str] = []
         error = ""
-        namespace = task.plan.options.namespace
         with contextlib.ExitStack() as files:
-            for chunk_id in dict.fromkeys(span.chunk_id for span in task.plan.spans):
-                path = chunk_path(self.root, model, namespace, chunk_id, self.rank)
+            for key in chunk_keys(task, model):
                 try:
-                    file = files.enter_context(ChunkFile(path, model=model, chunk_id=chunk_id))
-                    file.require(self.shapes)
-                    sources[chunk_id] = file
+                    sources[key.chunk_id] = self._source(key, files)
                 except ChunkFileError as fault:
-                    bad.append(chunk_id)
+                    bad.append(key.chunk_id)
                     error = str(fault)
             if bad:
                 raise LostKV(error, tuple(bad))
@@ -54,14 +68,79 @@ class ChunkFiles:
                 yield sources
             except ChunkFileError as fault:
                 raise LostKV(str(fault), _damaged(sources)) from fault
+            self._origins[task.request_id] = _origin(sources.values())
+
+    def read_ahead(self, task: ReadAhead, model: str) -> None:
+        """Read chunks into memory, as far as there is room."""
+        if self.memory is None:
+            return
+        for chunk_id in task.chunk_ids:
+            key = ChunkKey(model, task.namespace, chunk_id)
+            # A damaged file is reported by the blend that wants it.
+            with (
+                contextlib.suppress(ChunkFileError),
+                self.memory.holding(key, partial(self._file, key), ahead=True) as chunk,
+            ):
+                if chunk is None:
+                    return
+                chunk.sensitivity()
+
+    def need(self, tasks: Iterable[BlendTask], model: str) -> None:
+        """Keep in memory what is there of the chunks of these tasks, and of no others."""
+        if self.memory is not None:
+            self.memory.needed = {key for task in tasks for key in chunk_keys(task, model)}
+
+    def told(self, request_id: str, stats: BlendStats) -> BlendStats:
+        """What a blend did, with where its chunks came from."""
+        origin = self._origins.pop(request_id, None)
+        if origin is None:
+            return stats
+        return replace(stats, memory_bytes=origin.memory_bytes, file_bytes=origin.file_bytes)
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Nobody will ask where the chunks of these came from."""
+        for request_id in request_ids:
+            self._origins.pop(request_id, None)
+
+    def _source(self, key: ChunkKey, files: contextlib.ExitStack) -> ChunkFile | HeldChunk:
+        if self.memory is not None:
+            held = files.enter_context(self.memory.holding(key, partial(self._file, key)))
+            if held is not None:
+                return held
+        return files.enter_context(self._file(key))
+
+    def _file(self, key: ChunkKey) -> ChunkFile:
+        path = chunk_path(self.root, *key, self.rank)
+        file = ChunkFile(path, model=key.model, chunk_id=key.chunk_id)
+        try:
+            file.require(self.shapes)
+        except BaseException:
+            file.close()
+            raise
+        return file
 
 
-def _damaged(sources: Mapping[str, ChunkFile]) -> tuple[str, ...]:
+def chunk_keys(task: BlendTask, model: str) -> list[ChunkKey]:
+    """The chunks that a task may load, each once; what is before its start is in the cache."""
+    namespace = task.plan.options.namespace
+    ids = dict.fromkeys(span.chunk_id for span in task.plan.spans if span.end > task.start)
+    return [ChunkKey(model, namespace, chunk_id) for chunk_id in ids]
+
+
+def _origin(sources: Iterable[ChunkFile | HeldChunk]) -> Origin:
+    whole = read = 0
+    for source in sources:
+        whole += source.kv_bytes
+        read += source.from_file_bytes if isinstance(source, HeldChunk) else source.kv_bytes
+    return Origin(whole - read, read)
+
+
+def _damaged(sources: Mapping[str, ChunkFile | HeldChunk]) -> tuple[str, ...]:
     """The chunks whose files do not check out."""
     damaged = []
-    for chunk_id, file in sources.items():
+    for chunk_id, source in sources.items():
         try:
-            file.verify()
+            source.verify()
         except ChunkFileError:
             damaged.append(chunk_id)
     return tuple(damaged)

@@ -13,9 +13,11 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from vllm.config import CompilationMode, VllmConfig
 from vllm.distributed import (
     get_tensor_model_parallel_rank,
@@ -32,6 +34,7 @@ from semkv_rag.connector.messages import (
     StepMetadata,
 )
 from semkv_rag.connector.threads import pool_beside_model
+from semkv_rag.connector.worker.arena import Arena
 from semkv_rag.connector.worker.blend.blend_pass import BlendPass
 from semkv_rag.connector.worker.blend.blend_queue import BlendQueue
 from semkv_rag.connector.worker.blend.setting import BlendSetting
@@ -39,6 +42,7 @@ from semkv_rag.connector.worker.blend.stored_kv import Sources
 from semkv_rag.connector.worker.capture.capture import ChunkCapture
 from semkv_rag.connector.worker.capture.lull import Lull
 from semkv_rag.connector.worker.chunk_files import ChunkFiles
+from semkv_rag.connector.worker.chunk_memory import ChunkMemory
 from semkv_rag.connector.worker.gate import run_gate
 from semkv_rag.connector.worker.model.block_layout import find_layouts
 from semkv_rag.connector.worker.model.eager import Attention, EagerModel
@@ -47,6 +51,7 @@ from semkv_rag.connector.worker.model.model_view import Unservable, model_layers
 from semkv_rag.connector.worker.model.paged import PagedKV
 from semkv_rag.connector.worker.model.row_attention import RowAttention
 from semkv_rag.connector.worker.model.scattered import ScatteredAttention
+from semkv_rag.connector.worker.reading_ahead import ReadingAhead
 from semkv_rag.connector.worker.spoiling import Spoiling
 
 logger = logging.getLogger(__name__)
@@ -57,16 +62,18 @@ class BlendExecutor:
 
     Args:
         root: the store's folder.
+        ram_bytes: what chunks may take in memory, of all ranks together; 0 for none.
     """
 
-    def __init__(self, config: VllmConfig, root: Path) -> None:
+    def __init__(self, config: VllmConfig, root: Path, ram_bytes: int = 0) -> None:
         self.gate = GateReport(
             False, "the model was not handed over: set worker_cls to SemKVWorker"
         )
         self._config = config
-        self._root = root
+        self._root, self._ram_bytes = root, ram_bytes
         self._blend_pass: BlendPass | None = None
         self._files: ChunkFiles | None = None
+        self._ahead: ReadingAhead | None = None
         self._queue: BlendQueue | None = None
         self._capture: ChunkCapture | None = None
         self._spoiling: Spoiling | None = None
@@ -100,7 +107,10 @@ class BlendExecutor:
                     loading=pool_beside_model(1, "semkv-load"),
                 )
             )
-            self._files = ChunkFiles(self._root, rank, [layer.kv_shapes for layer in layers])
+            memory = self._chunk_memory(self._ram_bytes // ranks, runner.device)
+            shapes = [layer.kv_shapes for layer in layers]
+            self._files = ChunkFiles(self._root, rank, shapes, memory)
+            self._ahead = ReadingAhead(self._files) if memory is not None else None
             self._queue = BlendQueue(self._blend_pass, self._open)
             self._spoiling = Spoiling(paged, layouts)
             self._capture = ChunkCapture(
@@ -149,15 +159,28 @@ class BlendExecutor:
                 break
         return gate
 
+    def _chunk_memory(self, size_bytes: int, device: torch.device) -> ChunkMemory | None:
+        if not size_bytes:
+            return None
+        try:
+            return ChunkMemory(Arena(size_bytes, pinned=device.type == "cuda"))
+        except MemoryError as error:
+            logger.warning("semkv: chunks are not kept in memory: %s", error)
+            return None
+
     # ---- a step ----------------------------------------------------------------------------
 
     def begin_step(self, metadata: StepMetadata) -> None:
         self._step = metadata
         self._lull.step()
+        if self._ahead is not None:
+            self._ahead.stop({task.request_id for task in metadata.blends})
+            self._ahead.begin(metadata.ahead, metadata.model)
 
     def blend(self) -> None:
         """Let the step's blends begin, and those under way go on."""
-        if self._queue is not None and self._step is not None:
+        if self._queue is not None and self._step is not None and self._files is not None:
+            self._files.need([*self._queue.loading, *self._step.blends], self._step.model)
             self._queue.begin(self._step.blends)
             self._queue.advance(self._step.budget_tokens, idle=self._step.idle)
             self._take(self._queue)
@@ -177,7 +200,11 @@ class BlendExecutor:
 
     def _take(self, queue: BlendQueue) -> None:
         """Take the outcome of the blends that ended."""
-        self._results.update(queue.results)
+        for request_id, result in queue.results.items():
+            self._results[request_id] = result
+            if result.stats is not None and self._files is not None:
+                stats = self._files.told(request_id, result.stats)
+                self._results[request_id] = replace(result, stats=stats)
         self._ended.update(queue.results)
         queue.results.clear()
         block_size = self._config.cache_config.block_size
@@ -212,6 +239,10 @@ class BlendExecutor:
         """
         if self._queue is not None:
             self._ended |= self._queue.stop(finished_requests)
+        if self._files is not None:
+            self._files.forget(finished_requests)
+        if self._ahead is not None:
+            self._ahead.stop(finished_requests)
         ended, self._ended = self._ended, set()
         return ended
 
@@ -226,6 +257,8 @@ class BlendExecutor:
 
     def close(self) -> None:
         """Finish what is being written and end the threads."""
+        if self._ahead is not None:
+            self._ahead.close()
         if self._capture is not None:
             self._capture.close()
         if self._blend_pass is not None:

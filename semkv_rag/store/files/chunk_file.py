@@ -123,6 +123,35 @@ class ChunkFile(TensorFile):
         key, value = layer_names(index)
         return self._tensor(key), self._tensor(value)
 
+    @property
+    def kv_bytes(self) -> int:
+        """What all layers' K and V and the sensitivity take, for `layers_in`."""
+        return list(self._entries.values())[-1].end - self._entries[layer_names(0)[0]].begin
+
+    def layers_in(
+        self, memory: Tensor, begin: int, end: int
+    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor | None]:
+        """As `layer`, for layers `begin` to `end`: by one read, and in memory that is given.
+
+        Args:
+            memory: [kv_bytes], uint8, contiguous, on the CPU: the chunk's. Each layer has its own place
+                in it. What is returned are views of it.
+
+        Returns:
+            K and V of each layer; with the last layer the sensitivity, as `sensitivity` gives it.
+
+        Raises:
+            ChunkFileError: as `layer`.
+        """
+        names = [name for index in range(begin, end) for name in layer_names(index)]
+        if end == self.header.layers and SENSITIVITY in self._entries:
+            names.append(SENSITIVITY)
+        origin = self._entries[layer_names(0)[0]].begin
+        place = slice(self._entries[names[0]].begin - origin, self._entries[names[-1]].end - origin)
+        tensors = self._tensors_in(memory[place], names)
+        pairs = list(zip(tensors[0::2], tensors[1::2], strict=False))
+        return pairs, tensors[-1] if len(tensors) % 2 else None
+
     def sensitivity(self) -> Tensor | None:
         """How much each token depends on what stands before it, `[layers, tokens]`, uint8.
 

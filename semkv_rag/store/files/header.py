@@ -171,10 +171,10 @@ def check_entries(metadata: Mapping[str, str], entries: Mapping[str, TensorEntry
     """
     layers = int(metadata["layers"])
     # Counted first: a forged number of layers must not become a list of names.
-    others = {*TOKEN_TENSORS, *(name for name in (SENSITIVITY,) if name in entries)}
-    names = range(layers) if len(entries) == 2 * layers + len(others) else ()
-    expected = {name for layer in names for name in layer_names(layer)} | others
-    if entries.keys() != expected or layers < 1:
+    last = [SENSITIVITY] if SENSITIVITY in entries else []
+    counted = layers if len(entries) == 2 * layers + len(TOKEN_TENSORS) + len(last) else 0
+    names = [name for layer in range(counted) for name in layer_names(layer)]
+    if list(entries) != [*TOKEN_TENSORS, *names, *last] or layers < 1:
         raise ChunkFileError(f"its tensors are not those of {layers} layers")
     tokens = entries["tokens"].shape[:1]
     for name, entry in entries.items():

@@ -18,7 +18,7 @@ import json
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -185,11 +185,34 @@ class TensorFile(Closing):
         """A tensor, on the CPU, in memory of its own, its checksum verified and all of it finite."""
         entry = self._entries[name]
         tensor, content = self._numbers(entry.dtype, entry.shape, entry.begin)
-        known = bool(self._finite & entry.bit)
+        self._verify(name, tensor, content)
+        return tensor
+
+    def _tensors_in(self, memory: Tensor, names: Sequence[str]) -> list[Tensor]:
+        """Tensors that follow each other in the file, verified as `_tensor` does; read at once.
+
+        Args:
+            memory: [bytes], uint8, contiguous, on the CPU: as long as the tensors, which are views of it.
+        """
+        content = raw_bytes(memory)
+        entries = [self._entries[name] for name in names]
+        first = entries[0].begin
+        self._read(self._data_begin + first, content)
+        tensors = []
+        for name, entry in zip(names, entries, strict=True):
+            place = slice(entry.begin - first, entry.end - first)
+            tensor = memory[place].view(entry.dtype).view(entry.shape)
+            self._verify(name, tensor, content[place])
+            tensors.append(tensor)
+        return tensors
+
+    def _verify(self, name: str, tensor: Tensor, content: memoryview) -> None:
+        """Make sure that what was read of a tensor is what was written, and all of it finite."""
+        bit = self._entries[name].bit
+        known = bool(self._finite & bit)
         self._require_sound(name, xxh3_64_hexdigest(content), known or is_finite(tensor, content))
         if not known and self._identity is not None:
-            _KNOWN.add(self._identity, entry.bit)
-        return tensor
+            _KNOWN.add(self._identity, bit)
 
     def _numbers(
         self, dtype: torch.dtype, shape: tuple[int, ...], begin: int

@@ -50,6 +50,11 @@ class BlendQueue:
         self.results: dict[str, BlendResult] = {}
         self.failed: list[BlendTask] = []
 
+    @property
+    def loading(self) -> list[BlendTask]:
+        """The tasks under way whose stored KV is not in the cache yet."""
+        return [blend.task for blend in self._active.values() if not blend.stored.settled]
+
     def begin(self, tasks: Iterable[BlendTask]) -> None:
         """Let blends begin; nothing of them is computed yet."""
         for task in tasks:

@@ -168,7 +168,7 @@ class StoredKV:
                 for index in range(self._layers):
                     if self._stopped:
                         return
-                    self._bring_layer(index, chunks, torch.cat(slots))
+                    self._bring_layer(index, chunks, slots)
                     self._stream.finish()
                     last = index + 1 == self._layers
                     if last and self._weighs:
@@ -183,29 +183,47 @@ class StoredKV:
                 self._fault = fault
                 self._changed.notify_all()
 
-    def _bring_layer(self, index: int, chunks: Mapping[str, KVSource], slots: Tensor) -> None:
-        all_keys, all_values, kept = [], [], []
-        for span in self._spans:
+    def _bring_layer(
+        self, index: int, chunks: Mapping[str, KVSource], slots: Sequence[Tensor]
+    ) -> None:
+        """Write a layer, span by span: K and V go from where they were read to the cache.
+
+        Args:
+            slots: those of each span.
+        """
+        kept = self._room_for_keys(index, chunks) if self._keeps_keys else None
+        for span, places in zip(self._spans, slots, strict=True):
             rows = slice(span.src, span.src + span.length)
             keys, values = chunks[span.chunk_id].layer(index)
-            keys = self._moved(index, keys[rows].to(slots.device), span.shift)
-            all_keys.append(keys)
-            all_values.append(values[rows].to(slots.device))
-            if not span.exact:
-                kept.append(keys)
-        if self._keeps_keys:
-            self._keys[index] = torch.cat(kept)
-        self._model.tap.write(index, torch.cat(all_keys), torch.cat(all_values), slots)
+            # From pinned memory the device copies by itself; `finish` comes before that is used again.
+            keys = keys[rows].to(places.device, non_blocking=True)
+            values = values[rows].to(places.device, non_blocking=True)
+            into = None
+            if kept is not None and not span.exact:
+                into, kept = kept[: span.length], kept[span.length :]
+            self._model.tap.write(index, self._moved(index, keys, span.shift, into), values, places)
 
-    def _moved(self, index: int, keys: Tensor, shift: int) -> Tensor:
+    def _room_for_keys(self, index: int, chunks: Mapping[str, KVSource]) -> Tensor:
+        """Where a layer's moved keys are kept, [candidates, kv_heads, head_dim]."""
+        keys, _ = chunks[self._spans[0].chunk_id].layer(index)
+        count = sum(span.length for span in self._spans if not span.exact)
+        kept = keys.new_empty(count, *keys.shape[1:], device=self._rows.slots.device)
+        self._keys[index] = kept
+        return kept
+
+    def _moved(self, index: int, keys: Tensor, shift: int, into: Tensor | None) -> Tensor:
+        """Keys moved by `shift` positions, in memory that is given, if it is."""
         rotary = self._model.layers[index].rotary
         if rotary is None or shift == 0:
-            return keys
+            return keys if into is None else into.copy_(keys)
+        size = keys.shape[-1]
         matrix = self._matrices.get((id(rotary), shift))
         if matrix is None:
-            matrix = rotary.matrix(shift, keys.shape[-1]).to(keys.dtype)
+            matrix = rotary.matrix(shift, size).to(keys.dtype)
             self._matrices[id(rotary), shift] = matrix
-        return keys @ matrix
+        into = torch.empty_like(keys) if into is None else into
+        torch.mm(keys.reshape(-1, size), matrix, out=into.view(-1, size))
+        return into
 
     def _sensitivity(self, chunks: Mapping[str, KVSource]) -> Tensor | None:
         """What a chunk without would have is taken to be the mean of the others', layer by layer."""

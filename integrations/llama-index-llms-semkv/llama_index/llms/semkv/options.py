@@ -65,6 +65,11 @@ class SemKVOptions(StructuredPrediction):
         default_factory=dict,
         description="The tiers' encoders by layer: minilm, phash, a model's name, or an Encoder.",
     )
+    ram_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="What stored chunks may take in memory, in bytes; 0 for none.",
+    )
     base_url: str | None = Field(
         default=None, description="A server's address, up to and with /v1."
     )
@@ -166,6 +171,7 @@ class SemKVOptions(StructuredPrediction):
                 self.chat_args,
                 self.prompt_cache,
                 self.encoders,
+                self.ram_bytes,
             )
         local = self._local
         if local is None or local[0] is not engine:  # the shared ones may have been closed
