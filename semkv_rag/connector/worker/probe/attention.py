@@ -117,9 +117,10 @@ def _layer(
             here = positions[rows].to(paged.device)
             # The layer is given what the model would have made of the tokens.
             metadata, slots = model.attention.metadata([Slice([], blocks, here)])
-            with set_forward_context(
+            context = set_forward_context(
                 metadata, model.config, num_tokens=len(here), slot_mapping=slots, skip_compiled=True
-            ):
+            )
+            with model.attention.computing(), context:
                 parts.append(layer.attention(*(one[rows] for one in given)))
             begin = rows.stop
         return torch.cat(parts).float().cpu()

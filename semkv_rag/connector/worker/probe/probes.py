@@ -41,6 +41,7 @@ def _about(bench: Bench, size: int) -> Found:
         "device": torch.cuda.get_device_name(device) if cuda else str(device),
         "dtype": str(bench.runner.dtype).removeprefix("torch."),
         "attention_backend": attention.backend.name,
+        "attention_of_blends": type(model.attention).__name__,
         "kv_cache_dtype": attention.kv_cache_dtype,
         "block_size": model.paged.block_size,
         "blocks": bench.runner.kv_cache_config.num_blocks,
