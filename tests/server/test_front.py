@@ -18,11 +18,11 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine.caller import CALLER
+from semkv_rag.engine.vllm_compat import make_arg_parser
 from semkv_rag.server.front import Front
 from semkv_rag.server.limits import Limits
 from semkv_rag.server.serve import MIDDLEWARE

@@ -40,11 +40,13 @@ class _Live:
         passed_over: whether the last step left it out though nobody went before it. The next step is for
             the others then, and the one behind it is this one's again.
         eligible: what vLLM held of it before it rested; None while it does not rest.
+        taken_back: whether it rests until nothing is under way that vLLM has taken back.
     """
 
     request: Request
     passed_over: bool = False
     eligible: int | None = None
+    taken_back: bool = False
 
     def rank(self, computed: int) -> _Rank:
         left = max(self.request.num_prompt_tokens - computed, 0)
@@ -79,6 +81,34 @@ class Precedence:
         """Whether a request that waits may be let in by the step that is being made."""
         live = self._live.get(request.request_id)
         return live is None or live.eligible is None
+
+    def updated(self) -> None:
+        """Called behind each step, before a next one is made.
+
+        With its second model runner vLLM sets anew, once a step is made, when its requests may run again.
+        """
+        for live in self._live.values():
+            if live.taken_back and not live.request.num_in_flight_tokens:
+                live.taken_back = False
+                self._wake(live)
+            elif live.eligible is not None and live.request.next_decode_eligible_step != _NEVER:
+                live.eligible = live.request.next_decode_eligible_step
+                live.request.next_decode_eligible_step = _NEVER
+
+    def took_back(self, request_id: str) -> None:
+        """Called behind the step in which vLLM has taken a running request back, as its KV was no number.
+
+        With asynchronous scheduling later steps with the request may be under way. Their tokens count for
+        nothing, and the request rests meanwhile. vLLM does so where it preempts a request, but not here.
+        """
+        live = self._live.get(request_id)
+        if live is None or live.request.status is not RequestStatus.RUNNING:
+            return
+        live.request.num_stale_output_tokens = live.request.num_in_flight_tokens
+        live.request.drop_stale_output = True
+        live.request.num_output_placeholders = 0
+        live.taken_back = True
+        self._rest(live)
 
     def stepped(self, computed: Mapping[str, int]) -> None:
         """Called when a step is made.
@@ -116,12 +146,20 @@ class Precedence:
             before = next((rank for salt, rank in best if salt != live.request.cache_salt), None)
             rests = before is not None and before < ranks[name]
             self._resting |= rests
-            if rests and live.eligible is None:
-                live.eligible = live.request.next_decode_eligible_step
-                live.request.next_decode_eligible_step = _NEVER
-            elif not rests and live.eligible is not None:
-                live.request.next_decode_eligible_step = live.eligible
-                live.eligible = None
+            if rests:
+                self._rest(live)
+            elif not live.taken_back:
+                self._wake(live)
+
+    def _rest(self, live: _Live) -> None:
+        if live.eligible is None:
+            live.eligible = live.request.next_decode_eligible_step
+            live.request.next_decode_eligible_step = _NEVER
+
+    def _wake(self, live: _Live) -> None:
+        if live.eligible is not None:
+            live.request.next_decode_eligible_step = live.eligible
+            live.eligible = None
 
 
 def _is_blended(request: Request) -> bool:

@@ -38,7 +38,7 @@ from semkv_rag.connector.worker.arena import Arena
 from semkv_rag.connector.worker.blend.blend_pass import BlendPass
 from semkv_rag.connector.worker.blend.blend_queue import BlendQueue
 from semkv_rag.connector.worker.blend.setting import BlendSetting
-from semkv_rag.connector.worker.blend.stored_kv import Sources
+from semkv_rag.connector.worker.blend.stored_kv import LostKV, Sources
 from semkv_rag.connector.worker.capture.capture import ChunkCapture
 from semkv_rag.connector.worker.capture.lull import Lull
 from semkv_rag.connector.worker.chunk_files import ChunkFiles
@@ -51,10 +51,13 @@ from semkv_rag.connector.worker.model.model_view import Unservable, model_layers
 from semkv_rag.connector.worker.model.paged import PagedKV
 from semkv_rag.connector.worker.model.row_attention import RowAttention
 from semkv_rag.connector.worker.model.scattered import ScatteredAttention
+from semkv_rag.connector.worker.probe.probes import PROBES, Bench, Found
 from semkv_rag.connector.worker.reading_ahead import ReadingAhead
 from semkv_rag.connector.worker.spoiling import Spoiling
 
 logger = logging.getLogger(__name__)
+
+OTHER_WEIGHTS = "the model's weights were given up in a sleep: start the engine anew to reuse KV"
 
 
 class BlendExecutor:
@@ -82,6 +85,7 @@ class BlendExecutor:
         self._results: dict[str, BlendResult] = {}
         self._failed_blocks: set[int] = set()
         self._ended: set[str] = set()
+        self._other_weights = False
 
     def bind(self, runner: Any) -> None:
         """Take the model runner, whose paged cache is allocated, and pass the gate."""
@@ -189,11 +193,32 @@ class BlendExecutor:
         if self._step is not None and self._step.first_forwards:
             self._refuse_what_is_no_number(self._step.first_forwards)
         if self._step is not None and self._step.captures and self._capture is not None:
-            self._capture.keep(self._step.captures, self._step.model, self._failed_blocks)
+            if self._other_weights:
+                self._capture.refuse(self._step.captures, OTHER_WEIGHTS)
+            else:
+                self._capture.keep(self._step.captures, self._step.model, self._failed_blocks)
         self._lull.step()
         self._step = None
 
+    def sleep(self, *, weights_go: bool) -> None:
+        """Called before vLLM gives up the memory of the paged cache, while no step runs.
+
+        No thread of ours writes there any more behind this. What captures have copied is their own.
+
+        Args:
+            weights_go: the weights go too. What comes in their place may be another model's, whose KV is
+                not the stored one.
+        """
+        if weights_go:
+            self._other_weights = True
+        if self._queue is not None and self._blend_pass is not None:
+            self._queue.give_up("the engine was put to sleep")
+            self._take(self._queue)
+            self._blend_pass.picked.clear()
+
     def _open(self, task: BlendTask) -> Sources:
+        if self._other_weights:
+            raise LostKV(OTHER_WEIGHTS)
         assert self._step is not None
         assert self._files is not None
         return self._files.open_for(task, self._step.model)
@@ -250,6 +275,12 @@ class BlendExecutor:
         """Blocks that hold nothing of use, since the last call."""
         failed, self._failed_blocks = self._failed_blocks, set()
         return failed
+
+    def probe(self, name: str, size: int, runner: Any) -> Found:
+        """What one of `PROBES` finds. Called while no request runs."""
+        assert self._blend_pass is not None
+        bench = Bench(self._blend_pass.setting, runner, self._config.model_config.max_model_len)
+        return PROBES[name](bench, size)
 
     def take_captures(self) -> Sequence[Captured]:
         """The chunks whose capture ended since the last call."""

@@ -83,6 +83,8 @@ class _Gate:
     def find_rotation(self) -> str | None:
         chunk = self._tokens[HEAD_TOKENS : self._covered]
         here, _ = self._computed(chunk, 0)
+        if len(here) < len(self._model.layers):
+            return "not all of its layers hand their keys to the cache: it writes KV itself"
         there, _ = self._computed(chunk, SHIFT)
         for index, layer in enumerate(self._model.layers):
             (keys, values), (moved_keys, moved_values) = here[index], there[index]
@@ -151,7 +153,7 @@ class _Gate:
         with self._model.tap.handling(keep):
             computed = Slice(tokens, self._blocks, positions)
             hidden = self._model.forward([computed], rotary_shift=rotary_shift)
-        return [seen[index] for index in range(len(seen))], hidden.reshape(len(tokens), -1)
+        return [seen[index] for index in sorted(seen)], hidden.reshape(len(tokens), -1)
 
     def _error(self, a: Tensor, b: Tensor) -> float:
         a, b = a.float(), b.float()

@@ -87,6 +87,11 @@ class BlendQueue:
             self._drop(self._active[request_id])
         return stopped
 
+    def give_up(self, reason: str) -> None:
+        """End all blends; vLLM computes their tokens."""
+        for blend in list(self._active.values()):
+            self._fail(blend.task, LostKV(reason))
+
     def _take(self, ready: Collection[str], budget: int) -> dict[str, Launch]:
         """What goes into the next forward, by request."""
         pieces: dict[str, Launch] = {}

@@ -118,6 +118,12 @@ class ChunkCapture:
                 reference = self._references.pop(task.ticket, None)
                 self._writers.submit(self._write, copy, reference)
 
+    def refuse(self, tasks: Sequence[CaptureTask], reason: str) -> None:
+        """Keep nothing of them."""
+        for task in tasks:
+            if task.role != "reference":
+                self._add(Captured(task.ticket, 0, reason))
+
     def _copy(self, task: CaptureTask, model: str) -> _Copy:
         blocks = torch.tensor(task.block_ids, device=self.paged.device)
         copy = _Copy(task, model, [])

@@ -47,7 +47,7 @@ class EagerModel:
         attention: Attention,
         config: VllmConfig,
     ) -> None:
-        self._model, self._config = model, config
+        self._model, self.config = model, config
         self.eager = True
         self.layers, self.tap, self.paged, self.attention = layers, tap, paged, attention
 
@@ -111,7 +111,7 @@ class EagerModel:
         metadata, slots = self.attention.metadata(slices)
         with set_forward_context(
             metadata,
-            self._config,
+            self.config,
             num_tokens=len(tokens),
             slot_mapping=slots,
             skip_compiled=self.eager,

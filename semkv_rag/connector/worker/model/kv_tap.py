@@ -85,9 +85,23 @@ class KVTap:
             )
 
 
+def unquantised(attention: Any, queries: Tensor) -> Tensor:
+    """Queries as numbers: with an 8-bit cache vLLM may quantise them before its attention.
+
+    Args:
+        attention: vLLM's attention module. Its scale is one number, or one for each of the keys' heads.
+        queries: [tokens, heads, head_dim].
+    """
+    if queries.dtype.itemsize > 1:
+        return queries
+    scale: Tensor = attention._q_scale.float().flatten()
+    scale = scale.repeat_interleave(queries.shape[1] // len(scale))
+    return queries.float() * scale[:, None]
+
+
 def _asked_before(asker: Callable[[Tensor, Any], None], impl: Any, forward: Forward) -> Forward:
     def asked(layer: Any, query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        asker(query, impl)
+        asker(unquantised(layer, query), impl)
         return forward(layer, query, *args, **kwargs)
 
     return asked

@@ -104,6 +104,8 @@ def _check_attention(name: str, attention: Any, positions: int) -> None:
         raise Unservable(f"{name} is not causal decoder attention")
     if attention.kv_sharing_target_layer_name is not None:
         raise Unservable(f"{name} shares another layer's KV cache")
+    if getattr(attention, "kv_cache_update_bypass", False):  # vLLM 0.33
+        raise Unservable(f"{name} is given no keys: the model writes its KV itself")
     if not hasattr(attention.impl, "do_kv_cache_update"):
         raise Unservable(
             f"the attention backend {attention.backend.name} writes the cache inside its kernel"
