@@ -45,12 +45,12 @@ from semkv_rag.connector.worker.chunk_files import ChunkFiles
 from semkv_rag.connector.worker.chunk_memory import ChunkMemory
 from semkv_rag.connector.worker.gate import run_gate
 from semkv_rag.connector.worker.model.block_layout import find_layouts
-from semkv_rag.connector.worker.model.eager import Attention, EagerModel
 from semkv_rag.connector.worker.model.kv_tap import KVTap
 from semkv_rag.connector.worker.model.model_view import Unservable, model_layers
 from semkv_rag.connector.worker.model.paged import PagedKV
 from semkv_rag.connector.worker.model.row_attention import RowAttention
 from semkv_rag.connector.worker.model.scattered import ScatteredAttention
+from semkv_rag.connector.worker.model.sliced_model import Attention, SlicedModel
 from semkv_rag.connector.worker.probe.probes import PROBES, Bench, Found
 from semkv_rag.connector.worker.reading_ahead import ReadingAhead
 from semkv_rag.connector.worker.spoiling import Spoiling
@@ -100,7 +100,7 @@ class BlendExecutor:
             tap, paged = KVTap(layers), PagedKV(runner, block_size)
             layouts = find_layouts(layers, tap, paged, runner.dtype)
             scattered = ScatteredAttention(runner, self._config, paged)
-            model = EagerModel(runner.get_model(), layers, tap, paged, scattered, self._config)
+            model = SlicedModel(runner.get_model(), layers, tap, paged, scattered, self._config)
             self._blend_pass = BlendPass(
                 BlendSetting(
                     model=model,

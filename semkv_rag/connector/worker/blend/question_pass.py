@@ -27,9 +27,9 @@ from semkv_rag.connector.worker.blend.launch import Launch
 from semkv_rag.connector.worker.blend.rows import BlendRows
 from semkv_rag.connector.worker.blend.stored_kv import Loading, StoredKV
 from semkv_rag.connector.worker.model.block_layout import BlockLayout
-from semkv_rag.connector.worker.model.eager import EagerModel
 from semkv_rag.connector.worker.model.read_back import ReadBack
 from semkv_rag.connector.worker.model.slice import Watcher
+from semkv_rag.connector.worker.model.sliced_model import SlicedModel
 from semkv_rag.reuse import Question
 
 
@@ -108,7 +108,7 @@ class QuestionPass(Watcher):
 
     def __init__(
         self,
-        model: EagerModel,
+        model: SlicedModel,
         asking: Asking,
         rows: BlendRows,
         stored: StoredKV,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from semkv_rag.connector.worker.model.block_layout import BlockLayout
-from semkv_rag.connector.worker.model.eager import EagerModel
+from semkv_rag.connector.worker.model.sliced_model import SlicedModel
 
 KEPT_KEYS_BYTES = 256 << 20
 """Loaded keys that are kept for a question's pass, of all blends together; others are read back."""
@@ -30,7 +30,7 @@ class BlendSetting:
         in_blends: the blocks of the requests that are being blended, by request: threads write to them.
     """
 
-    model: EagerModel
+    model: SlicedModel
     piece_tokens: int
     layouts: Sequence[BlockLayout]
     total: Callable[[Tensor], Tensor]

@@ -19,8 +19,8 @@ from torch import Tensor
 from semkv_rag.blend import decoded
 from semkv_rag.connector.worker.blend.rows import BlendRows
 from semkv_rag.connector.worker.model.device_stream import DeviceStream
-from semkv_rag.connector.worker.model.eager import EagerModel
 from semkv_rag.connector.worker.model.slice import Watcher
+from semkv_rag.connector.worker.model.sliced_model import SlicedModel
 from semkv_rag.reuse import Span
 
 
@@ -78,7 +78,7 @@ class StoredKV:
 
     def __init__(
         self,
-        model: EagerModel,
+        model: SlicedModel,
         rows: BlendRows,
         spans: Sequence[Span],
         sources: Sources,

@@ -1,4 +1,4 @@
-"""The model called on tokens of our choice, before vLLM's own forward and beside its compiled graphs."""
+"""The model called on slices of requests, of tokens of our choice, behind a step's own forward."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Filled(Exception):
     """Stops a forward: nobody reads what else it would compute."""
 
 
-class EagerModel:
+class SlicedModel:
     """A loaded model with its paged cache.
 
     Args:
