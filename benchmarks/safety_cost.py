@@ -14,32 +14,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import statistics
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from workbench.figures import save
-
-# isort: split
-from vllm import LLM, SamplingParams
-from vllm.config import KVTransferConfig
 
 from semkv_rag import Engine
 from semkv_rag.config import ReuseOptions
 from semkv_rag.connector.scheduler import block_hashes, planner
 from semkv_rag.connector.scheduler.precedence import Precedence
 from semkv_rag.connector.worker.spoiling import Spoiling
-from semkv_rag.engine.launch import WORKER, transfer_config
 from semkv_rag.server.front import VALUES_PER_SECOND, Front
 from semkv_rag.server.limits import Limits, Pace
 from semkv_rag.server.tenants import Tenancy
@@ -47,52 +36,14 @@ from semkv_rag.store import ChunkFile, KVStore
 from semkv_rag.store.files import tensor_file
 from semkv_rag.store.files.finite import KnownFinite, is_finite
 from workbench.chunks import random_tokens, store_chunks
+from workbench.figures import save
+from workbench.in_process import Clock, connected, to_first_token
 from workbench.settings import READER
 
 BLOCK = 32
 QUESTION = 40
 SETTLE_S = 2.5
 """Files that were just written are not taken for known yet."""
-
-
-class Clock:
-    """Adds up, by name, what calls of wrapped functions take, ms. Calls within calls count once."""
-
-    def __init__(self) -> None:
-        self.ms: dict[str, float] = defaultdict(float)
-        self._inside = False
-
-    def wrap(self, owner: Any, name: str) -> None:
-        function: Callable[..., Any] = getattr(owner, name)
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            if self._inside:
-                return function(*args, **kwargs)
-            self._inside = True
-            began = time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.ms[f"{getattr(owner, '__name__', owner)}.{name}"] += (
-                    time.perf_counter() - began
-                ) * 1000
-                self._inside = False
-
-        setattr(owner, name, timed)
-
-
-def to_first_token(llm: LLM, prompt: list[int], name: str) -> float:
-    """From handing a request in to its first token, ms."""
-    engine = llm.llm_engine
-    engine.reset_prefix_cache()
-    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-    given = {"prompt_token_ids": prompt, "cache_salt": "a tenant"}
-    began = time.perf_counter()
-    engine.add_request(name, given, params)
-    while engine.has_unfinished_requests():
-        if any(output.finished for output in engine.step()):
-            taken = (time.perf_counter() - began) * 1000
-    return taken
 
 
 def in_front(prompt: list[int], count: int) -> float:
@@ -194,18 +145,7 @@ def main() -> None:
         with KVStore(folder, read_only=True) as store:
             paths = [store.path(one.model, one.namespace, one.id) for one in store.chunks()]
         time.sleep(SETTLE_S)
-        llm = LLM(
-            str(args.model),
-            kv_transfer_config=KVTransferConfig(
-                **transfer_config(
-                    folder, index_url=None, reuse=ReuseOptions(), request_namespace=False
-                )
-            ),
-            worker_cls=WORKER,
-            enforce_eager=True,
-            scheduling_policy="priority",
-            **common,
-        )
+        llm = connected(args.model, folder, **common)
         clock = Clock()
         clock.wrap(tensor_file, "is_finite")
         clock.wrap(Spoiling, "find")
