@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -40,3 +42,28 @@ def test_it_keeps_no_more_than_its_bytes(monkeypatch: pytest.MonkeyPatch) -> Non
         memory.give(tensor)
     again = {memory.take(SHAPE, LIKE).data_ptr() for _ in range(3)}
     assert len(again & {tensor.data_ptr() for tensor in tensors}) == 2
+
+
+def test_captures_beyond_its_bytes_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = CaptureMemory()
+    tensor = memory.take(SHAPE, LIKE)
+    monkeypatch.setattr(capture_memory, "MOST_BYTES", tensor.untyped_storage().nbytes())
+    assert not memory.has_room(0.0)
+    other = threading.Timer(0.05, memory.give, [tensor])
+    other.start()
+    assert memory.has_room(60.0)
+    other.join()
+
+
+def test_a_device_copies_into_pinned_memory_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = []
+
+    def empty(size: int, *, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
+        pinned.append(pin_memory)
+        return torch.zeros(size, dtype=dtype)
+
+    on_device = torch.zeros(1, dtype=torch.int16, device="meta")
+    monkeypatch.setattr(capture_memory.torch, "empty", empty)
+    taken = CaptureMemory().take(SHAPE, on_device)
+    assert taken.device.type == "cpu"
+    assert pinned == [True]

@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 
 WRITERS = 2
 
+PATIENCE_S = 30.0
+"""How long a chunk's capture waits for memory that others under way have; the model waits with it."""
+
 MOST_REFERENCES = 64
 """V of so many references are kept at most; the request that would compare the oldest may be gone."""
 
@@ -99,6 +102,10 @@ class ChunkCapture:
                     continue
                 self._add(Captured(task.ticket, 0, "its tokens are computed once more"))
                 continue
+            # Whoever precomputes waits for its chunks anyway; nobody waits for a prompt.
+            if not self._memory.has_room(0.0 if task.kind == "prompt" else PATIENCE_S):
+                self.refuse([task], "the captures under way take all memory that they may")
+                continue
             try:
                 copy = self._copy(task, model)
             except Exception as error:  # no memory, say: the request is answered all the same
@@ -130,11 +137,21 @@ class ChunkCapture:
         for _, alike in groupby(self.layouts, lambda layout: layout.reading):
             layers = list(alike)
             caches = [layout.attention.kv_cache for layout in layers]
-            copy.parts.append((layers, self.paged.copy_blocks(caches, blocks, self._memory.take)))
+            try:
+                packed = self.paged.copy_blocks(caches, blocks, self._memory.take)
+            except BaseException:
+                self._give_back(copy)
+                raise
+            copy.parts.append((layers, packed))
         if blocks.is_cuda:
             copy.made = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copy.made.record()
         return copy
+
+    def _give_back(self, copy: _Copy) -> None:
+        """Give back what is left of a copy's memory."""
+        while copy.parts:
+            self._memory.give(copy.parts.pop()[1])
 
     def _write_in_lull(self, copy: _Copy, until: float) -> None:
         self.lull.wait(until, copy.size_bytes)
@@ -145,7 +162,10 @@ class ChunkCapture:
         """V by layer, each [tokens, kv_heads, head_dim]."""
         if copy.made is not None:
             copy.made.synchronize()
-        return [values.cpu().clone() for _, values in self._unpacked(copy)]
+        try:
+            return [values.clone() for _, values in self._unpacked(copy)]
+        finally:
+            self._give_back(copy)
 
     @torch.inference_mode()  # as the copies were made; PyTorch forbids writing to them outside
     def _write(self, copy: _Copy, reference: Future[list[Tensor]] | None = None) -> None:
@@ -174,16 +194,18 @@ class ChunkCapture:
         except Exception as error:  # whoever waits must be told
             logger.exception("A captured chunk could not be written")
             self._add(Captured(task.ticket, 0, f"the chunk could not be written: {error!r}"))
+        finally:
+            self._give_back(copy)
 
     def _unpacked(self, copy: _Copy) -> Iterator[tuple[Tensor, Tensor]]:
         """K and V of the chunk's tokens, layer by layer; each copy's memory is given back."""
         first = copy.task.context % self.paged.block_size
         rows = slice(first, first + len(copy.task.tokens) - copy.task.context)
         while copy.parts:
-            layers, packed = copy.parts.pop(0)
+            layers, packed = copy.parts[0]
             # In few calls, since each takes Python's lock from the model's thread for a moment.
             both = layers[0].unpack(self.paged.codes(layers[0].attention.kv_cache, packed))
-            self._memory.give(packed)
+            self._memory.give(copy.parts.pop(0)[1])
             keys, values = (part.view(len(layers), -1, *part.shape[1:])[:, rows] for part in both)
             yield from zip(keys, values, strict=True)
 
@@ -210,7 +232,7 @@ def _compared(
     try:
         others = reference.result()
         pairs = zip(layers, others, strict=True)
-        return encoded(torch.stack([sensitivity_of(v.cpu(), other) for (_, v), other in pairs]))
+        return encoded(torch.stack([sensitivity_of(v, other) for (_, v), other in pairs]))
     except Exception:  # the chunk is as good without
         logger.exception("A chunk's V could not be compared with those behind its head")
         return None

@@ -103,7 +103,8 @@ class PagedKV:
         Args:
             caches: at least one layer's; all of one shape and dtype.
             blocks: [blocks], int64.
-            new: where the memory comes from.
+            new: where the memory comes from. The device copies into pinned memory of the host by itself:
+                wait for it before it is read.
         """
         caches = [cache.view(CODES[cache.itemsize]) for cache in caches]
         axis, rows = self._places(caches[0], blocks)
@@ -111,7 +112,10 @@ class PagedKV:
         shape = torch.Size((len(caches), *shape[:axis], len(rows), *shape[axis + 1 :]))
         copies = new(shape, caches[0])
         for cache, copied in zip(caches, copies, strict=True):
-            torch.index_select(cache, axis, rows, out=copied)
+            if copied.device == cache.device:
+                torch.index_select(cache, axis, rows, out=copied)
+            else:
+                copied.copy_(cache.index_select(axis, rows), non_blocking=True)
         return copies
 
     def codes(self, cache: Tensor, copies: Tensor) -> Tensor:
