@@ -106,7 +106,8 @@ class _Gate:
     def check_blends(self) -> str | None:
         in_place, plain = self._computed(self._tokens, 0)
         rows = slice(HEAD_TOKENS, self._covered)
-        right = _MemorySource([(k[rows], v[rows]) for k, v in in_place])
+        # From the host's memory, as files' KV comes.
+        right = _MemorySource([(k[rows].cpu(), v[rows].cpu()) for k, v in in_place])
         whole = self._pass.setting.piece_tokens
         for options, piece_tokens, what in (
             (ReuseOptions(ratio=1.0), whole, "recomputes everything"),

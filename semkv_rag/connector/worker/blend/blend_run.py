@@ -153,7 +153,8 @@ class BlendRun:
             self.stored.wait_for_all()
             if selector.weighs_layers:
                 asked = self._plan.question is not None
-                sensitivity = self.stored.sensitivity if asked else None
+                stored = self.stored.sensitivity if asked else None
+                sensitivity = None if stored is None else stored.to(attention.device)
                 self._expected = Expectation(attention, sensitivity, self._setting.total)
         if selector.needs_check_layer:
             deviation = yield from self._check()

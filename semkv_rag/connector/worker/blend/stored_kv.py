@@ -71,8 +71,8 @@ class StoredKV:
         weighs: whether `sensitivity` is wanted.
 
     Attributes:
-        sensitivity: of the candidates, [layers, candidates]; None where no chunk has it stored. Known
-            when the last layer is.
+        sensitivity: of the candidates, [layers, candidates], on the CPU; None where no chunk has it
+            stored. Known when the last layer is.
         took_ms: from the beginning to the last layer.
     """
 
@@ -195,9 +195,7 @@ class StoredKV:
         for span, places in zip(self._spans, slots, strict=True):
             rows = slice(span.src, span.src + span.length)
             keys, values = chunks[span.chunk_id].layer(index)
-            # From pinned memory the device copies by itself; `finish` comes before that is used again.
-            keys = keys[rows].to(places.device, non_blocking=True)
-            values = values[rows].to(places.device, non_blocking=True)
+            keys, values = (self._stream.bring(part[rows]) for part in (keys, values))
             into = None
             if kept is not None and not span.exact:
                 into, kept = kept[: span.length], kept[span.length :]
@@ -242,7 +240,7 @@ class StoredKV:
             mean.expand(self._layers, span.length) if part is None else part
             for span, part in zip(spans, parts, strict=True)
         ]
-        return torch.cat(filled, dim=1).to(self._rows.positions.device)
+        return torch.cat(filled, dim=1)
 
 
 class Loading(Watcher):

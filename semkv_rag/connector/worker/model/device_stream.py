@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 
 import torch
+from torch import Tensor
 
 
 class DeviceStream:
@@ -14,6 +15,7 @@ class DeviceStream:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._stream: torch.Stream | None = None
         if device.type != "cpu":
             launched = torch.Event(device)
@@ -33,6 +35,16 @@ class DeviceStream:
     ) -> None:
         if self._stream is not None:
             self._stream.__exit__(kind, error, trace)
+
+    def bring(self, tensor: Tensor) -> Tensor:
+        """A tensor of the host on the device; until `finish` the device may still be copying it.
+
+        What stands in pageable memory goes through pinned memory, of which torch has a ring.
+        """
+        if self._stream is None:
+            return tensor
+        pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
+        return pinned.to(self._device, non_blocking=True)
 
     def finish(self) -> None:
         """Return when the device has done all of it: then any stream may read it."""
