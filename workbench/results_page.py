@@ -2,9 +2,8 @@
 
     python -m workbench.results_page
 
-`benchmarks/ttft.py` writes such a file as build/bench/ttft.json: put it in docs/results and name it on
-the page.
-What stands between two comments is replaced; all else on the page is written by hand.
+The programs in `benchmarks/` write such files into build/bench: put them in docs/results and name them on
+the page. What stands between two comments is replaced; all else on the page is written by hand.
 """
 
 from __future__ import annotations
@@ -32,10 +31,64 @@ def written(page: str) -> str:
     Raises:
         FileNotFoundError: a file that it names is not in docs/results.
     """
-    return _GENERATED.sub(lambda part: part[1] + ttft_table(_read(part[2])) + part[3], page)
+    return _GENERATED.sub(lambda part: part[1] + table(_read(part[2])) + part[3], page)
 
 
-def ttft_table(figures: Mapping[str, Any]) -> str:
+def table(figures: Mapping[str, Any]) -> str:
+    """What a benchmark found."""
+    lines = {"load": load_lines, "beside": beside_lines, "miss_cost": miss_lines}.get(
+        figures["benchmark"], ttft_lines
+    )(figures)
+    return "\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n\n"
+
+
+def load_lines(figures: Mapping[str, Any]) -> list[list[str]]:
+    """A row for each load, and way under it."""
+    lines = [
+        ["load", "", "first token, s: p50, p95, p99", "between tokens, ms: p50, p95", "requests/s"]
+    ]
+    lines.append(["---"] * 5)
+    for row in figures["loads"]:
+        load = (
+            f"{row['clients']} clients" if "clients" in row else f"{row['rate']:g} requests/s come"
+        )
+        for way, told in row["ways"].items():
+            first = ", ".join(f"{ms / 1000:.1f}" for ms in told["ttft_ms"].values())
+            between = ", ".join(f"{told['between_tokens_ms'][p]:,.0f}" for p in ("p50", "p95"))
+            lines.append([load, _label(way), first, between, f"{told['requests_per_s']:.2f}"])
+    return lines
+
+
+def beside_lines(figures: Mapping[str, Any]) -> list[list[str]]:
+    """A row for each way."""
+    lines = [
+        ["long prompt", "its first token, s", "others' gaps, ms: p50, p95, p99", "others' tokens/s"]
+    ]
+    lines.append(["---"] * 4)
+    for way, told in figures["ways"].items():
+        first = told["ttft_ms"]
+        times = (
+            f"{first['median'] / 1000:.1f} ({first['min'] / 1000:.1f}–{first['max'] / 1000:.1f})"
+        )
+        gaps = ", ".join(f"{ms:,.0f}" for ms in told["gap_ms"].values())
+        lines.append([_label(way), times, gaps, f"{told['tokens_of_others_per_s']:.1f}"])
+    return lines
+
+
+def miss_lines(figures: Mapping[str, Any]) -> list[list[str]]:
+    """A row for each length of prompt."""
+    lines = [
+        ["prompt", "first token, ms", "waiting for the look-up, ms", "the rest of it, ms", "share"]
+    ]
+    lines.append(["---"] * 5)
+    for row in figures["lengths"]:
+        share = f"{row['share']:.2%} (at most {row['largest_share']:.2%})"
+        times = [f"{row[name]:,.2f}" for name in ("let_in_ms", "connector_ms")]
+        lines.append([f"{row['prompt_tokens']:,} tokens", f"{row['ttft_ms']:,.0f}", *times, share])
+    return lines
+
+
+def ttft_lines(figures: Mapping[str, Any]) -> list[list[str]]:
     """Times to the first token, a row for each method and a column for each length of prompt."""
     lengths = figures["lengths"]
     titles = [f"{one['prompt_tokens']:,} tokens" for one in lengths]
@@ -43,8 +96,7 @@ def ttft_table(figures: Mapping[str, Any]) -> str:
         [_label(name), *(_times(one["methods"][name]) for one in lengths)]
         for name in lengths[0]["methods"]
     ]
-    lines = [["ms (least–most)", *titles], ["---"] * (1 + len(titles)), *rows]
-    return "\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n\n"
+    return [["ms (least–most)", *titles], ["---"] * (1 + len(titles)), *rows]
 
 
 def draw(axes: Any, title: str, figures: Mapping[str, Any], methods: Sequence[str]) -> None:
