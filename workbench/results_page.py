@@ -49,14 +49,16 @@ def load_lines(figures: Mapping[str, Any]) -> list[list[str]]:
     ]
     lines.append(["---"] * 5)
     for row in figures["loads"]:
-        load = (
-            f"{row['clients']} clients" if "clients" in row else f"{row['rate']:g} requests/s come"
-        )
+        load = _clients(row["clients"]) if "clients" in row else f"{row['rate']:g} requests/s come"
         for way, told in row["ways"].items():
             first = ", ".join(f"{ms / 1000:.1f}" for ms in told["ttft_ms"].values())
             between = ", ".join(f"{told['between_tokens_ms'][p]:,.0f}" for p in ("p50", "p95"))
             lines.append([load, _label(way), first, between, f"{told['requests_per_s']:.2f}"])
     return lines
+
+
+def _clients(count: int) -> str:
+    return "1 client" if count == 1 else f"{count} clients"
 
 
 def beside_lines(figures: Mapping[str, Any]) -> list[list[str]]:
