@@ -2,8 +2,8 @@
 
     python benchmarks/matcher.py [--chunks 10000 100000 1000000] [--repeats 30] [--variants 2]
 
-Stores of chunks of 512 tokens, behind a head of 32 and, with two variants, half of them again behind the
-head and the chunk before; prompts of 8,192. Ids are drawn log-uniformly from a vocabulary of
+Stores of chunks of 512 tokens, behind a prompt prefix of 32 and, with two variants, half of them again
+behind the prefix and the chunk before; prompts of 8,192. Ids are drawn log-uniformly from a vocabulary of
 50,000, so that frequent tokens are frequent, and every tenth chunk starts with the same 32 tokens,
 so that the windows there are crowded. Prompts, a fresh one in each repeat:
 
@@ -47,7 +47,7 @@ BOILERPLATE_EVERY = 10
 ADD_BATCH = 1000
 TARGET_MS = 10
 
-HEAD_TOKENS = 32
+PREFIX_TOKENS = 32
 LEFT = 1 << 40
 """Added to the number of a chunk: its variant behind its neighbour."""
 
@@ -64,7 +64,7 @@ def tokens_of_seeds(seeds: NDArray[np.uint64]) -> TokenArray:
 
 
 BOILERPLATE = tokens_of_seeds(np.arange(BOILERPLATE_TOKENS, dtype=np.uint64))
-HEAD = tokens_of_seeds(np.arange(HEAD_TOKENS, dtype=np.uint64) + np.uint64(1 << 50))
+PREFIX = tokens_of_seeds(np.arange(PREFIX_TOKENS, dtype=np.uint64) + np.uint64(1 << 50))
 
 
 def chunks(numbers: NDArray[np.int64]) -> TokenArray:
@@ -87,10 +87,10 @@ def stored_tokens(ids: Sequence[str]) -> Mapping[str, StoredTokens]:
     rows, before = chunks(numbers % LEFT), chunks(np.maximum(numbers % LEFT - 1, 0))
     found = {}
     for chunk, number, tokens, neighbour in zip(numbered, numbers, rows, before, strict=True):
-        context = HEAD if number < LEFT else np.concatenate((HEAD, neighbour))
+        context = PREFIX if number < LEFT else np.concatenate((PREFIX, neighbour))
         found[chunk] = StoredTokens(tokens, context)
     if len(numbered) < len(ids):
-        found[_ONE_TOKEN] = StoredTokens(np.full(CHUNK_TOKENS, 7, dtype=np.int32), HEAD)
+        found[_ONE_TOKEN] = StoredTokens(np.full(CHUNK_TOKENS, 7, dtype=np.int32), PREFIX)
     return found
 
 
@@ -143,7 +143,7 @@ class Prompts:
 
     def document(self) -> TokenArray:
         first = int(self._random.integers(self._count - STORED_PER_PROMPT))
-        parts = [HEAD]
+        parts = [PREFIX]
         for number in range(first, first + STORED_PER_PROMPT):
             parts += [self._chunk(number), self._text(2)]
         return self._fill(parts)

@@ -9,7 +9,7 @@ Each pass has a process and an engine of its own:
 plain    vLLM without our connectors and without its prefix cache: the uncached answers
 cold     the tiers and an empty store
 warm     the same on the store that is left
-head     on that store too, with a text before each image: stored KV does not fit, images' features do
+prefix     on that store too, with a text before each image: stored KV does not fit, images' features do
 
 With `--video`: plain, cold and warm with near-duplicate images found but not used, and one pass that
 uses them for each threshold of the vision layer, each on an empty store.

@@ -245,7 +245,7 @@ def _questions(file: Path) -> list[Question]:
 
 def _precompute(engine: Engine, setup: Setup, docs: Path) -> None:
     # What every prompt begins with: the chat template's first tokens, and the question's template.
-    head = SemKV(engine=engine).head_of(setup.template)
+    prefix = SemKV(engine=engine).prefix_of(setup.template)
     with console.status("Precomputing …") as status:
 
         def told(progress: PrecomputeProgress) -> None:
@@ -255,7 +255,7 @@ def _precompute(engine: Engine, setup: Setup, docs: Path) -> None:
             engine,
             [docs],
             chunk_tokens=setup.chunk_tokens,
-            head=head,
+            prefix=prefix,
             sync=True,
             on_progress=told,
         )

@@ -14,8 +14,8 @@ CAPTURE_KEY = "capture"
 """In our params: this request's prompt is to be captured. Only the engine's own process sets it.
 
 With `in_passing` it is a caller's request, which is served with reuse where that is possible, and then
-not captured, unless `behind_exact` is set and all that is reused is an exact head. Without, it is there
-for the capture alone.
+not captured, unless `behind_exact` is set and all that is reused is exact and the beginning of the
+prompt. Without, it is there for the capture alone.
 """
 
 CAPTURED_KEY = "captured"

@@ -54,7 +54,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     # What the user names on the command line or hands in.
     "semkv_rag/cli/__init__.py": {"importlib.metadata.version": "this package's own; a fixed name"},
     "semkv_rag/cli/precompute.py": {
-        ".read_text": "the user's --head-file",
+        ".read_text": "the user's --prefix-file",
         "tempfile.TemporaryDirectory": "an empty store for a dry run that finds none",
     },
     "semkv_rag/cli/doctor.py": {
@@ -196,8 +196,8 @@ def _counting(node: ast.Name | ast.Attribute, names: dict[str, str]) -> str | No
     name = _full_name(node, names)
     if name is not None:
         parts = name.split(".")
-        heads = {".".join(parts[:count]) for count in range(1, len(parts))}
-        if name in NAMES or heads & MODULES or name.startswith(PREFIXES):
+        parents = {".".join(parts[:count]) for count in range(1, len(parts))}
+        if name in NAMES or parents & MODULES or name.startswith(PREFIXES):
             return name
     if isinstance(node, ast.Attribute) and node.attr in METHODS:
         return name or f".{node.attr}"

@@ -1,4 +1,4 @@
-"""Files and classes that one can hold in one's head."""
+"""Files and classes that can be read at one sitting."""
 
 from __future__ import annotations
 

@@ -34,9 +34,9 @@ def zipf_prompts(
     """
     numbers = np.random.default_rng(seed)
     weights = 1 / np.arange(1, len(pieces) + 1)
-    head = tokenizer.encode("Passages:\n", add_special_tokens=False)
+    prefix = tokenizer.encode("Passages:\n", add_special_tokens=False)
     for count in itertools.count():
         indices = numbers.choice(len(pieces), picked, replace=False, p=weights / weights.sum())
         question = f"\nQuestion {seed}.{count:05}: what do these passages have in common?\nAnswer:"
         tokens = tokenizer.encode(question, add_special_tokens=False)
-        yield [*head, *(token for index in indices for token in pieces[index]), *tokens]
+        yield [*prefix, *(token for index in indices for token in pieces[index]), *tokens]

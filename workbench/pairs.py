@@ -88,7 +88,7 @@ def spill(engine: Engine, tenants: tuple[str, str], every: Sequence[Pair]) -> Sp
         plain = [given for given in asked if given[0].kind != "beam"]
         answers = _ask(engine, plain)
         for (_, prompt, one), answer in zip(plain, answers, strict=True):
-            computed.update(_heads(one, [*prompt, *answer.token_ids]))
+            computed.update(_beginnings(one, [*prompt, *answer.token_ids]))
         for (pair, prompt, one), answer in zip(plain, answers, strict=True):
             sent[one].append((pair.number, _in_words(prompt, answer.token_ids)))
         said = iter(answers)
@@ -100,15 +100,15 @@ def spill(engine: Engine, tenants: tuple[str, str], every: Sequence[Pair]) -> Sp
         across = _ask(engine, [(pair, prompt, other) for pair, prompt, (_, other) in second])
         again = _ask(engine, [(pair, prompt, one) for pair, prompt, (one, _) in second])
         for (_, prompt, (one, other)), answer, own in zip(second, across, again, strict=True):
-            computed.update(_heads(other, [*prompt, *answer.token_ids]))
-            computed.update(_heads(one, [*prompt, *own.token_ids]))
+            computed.update(_beginnings(other, [*prompt, *answer.token_ids]))
+            computed.update(_beginnings(one, [*prompt, *own.token_ids]))
         for (pair, prompt, (_, who)), other in zip(second, across, strict=True):
             sent[who].append((pair.number, _in_words(prompt, other.token_ids)))
         for (pair, prompt, (_, who)), other, own in zip(second, across, again, strict=True):
             cached = other.report.cached_tokens
-            head = (who, hash(tuple(prompt[:cached])))
+            beginning = (who, hash(tuple(prompt[:cached])))
             elsewhere = [words for number, words in sent[who] if number != pair.number]
-            its_own = not cached or computed[head] > 1
+            its_own = not cached or computed[beginning] > 1
             its_own = its_own and _are_its_own(engine, who, other.report, elsewhere)
             if (got := _got(other.report)) and not its_own:
                 seen.found.append(f"{pair.kind} {len(pair.first)}+{pair.answer_tokens}: {got}")
@@ -136,7 +136,7 @@ def _in_words(*parts: Iterable[int]) -> str:
     return "".join(f" {int(token)};" for part in parts for token in part)
 
 
-def _heads(who: str, tokens: Sequence[int]) -> Iterator[tuple[str, int]]:
+def _beginnings(who: str, tokens: Sequence[int]) -> Iterator[tuple[str, int]]:
     """The blocks that a tenant's request began with, each with all before it."""
     for end in range(BLOCK, len(tokens) + 1, BLOCK):
         yield who, hash(tuple(tokens[:end]))

@@ -31,7 +31,7 @@ from benchmarks.quality_real import tasks
 from benchmarks.quality_real.network import Cache, Network
 from benchmarks.quality_real.outcome import Outcome
 from benchmarks.quality_real.published import PUBLISHED, PublishedKVDeviation
-from benchmarks.quality_real.report import draw, table
+from benchmarks.quality_real.report import BASE, draw, table
 from benchmarks.quality_real.ways import (
     Context,
     Stored,
@@ -106,8 +106,8 @@ def measure(network: Network, task: tasks.Task, *, presets: bool = False) -> dic
     """One context under all ways, or under those that users choose from."""
     passage = network.tokenizer.encode(PASSAGE, add_special_tokens=False)
     context = Context(network, task, passage)
-    head, left = context.stored("head"), context.stored("left")
-    ways = of_presets(context, head, left) if presets else of_study(context, head, left)
+    prefix, left = context.stored("prefix"), context.stored("left")
+    ways = of_presets(context, prefix, left) if presets else of_study(context, prefix, left)
     context.finish()
     return {
         "family": task.family,
@@ -122,11 +122,11 @@ def measure(network: Network, task: tasks.Task, *, presets: bool = False) -> dic
     }
 
 
-def of_presets(context: Context, head: Cache, left: Cache) -> dict[str, Outcome]:
+def of_presets(context: Context, prefix: Cache, left: Cache) -> dict[str, Outcome]:
     """Plain reuse, the presets, and `ratio="auto"` with their promises."""
-    alone = Stored(context, head, exact_first=True)
+    alone = Stored(context, prefix, exact_first=True)
     both = Stored(context, left, exact_first=True)
-    ways = {"head: as stored": alone.blended(NOTHING, 0)}
+    ways = {BASE: alone.blended(NOTHING, 0)}
     seen, _, cost = both.looked
     sensitivity = both.change(alone.cache)
     weighed = seen * sensitivity
@@ -138,13 +138,13 @@ def of_presets(context: Context, head: Cache, left: Cache) -> dict[str, Outcome]
     return ways
 
 
-def of_study(context: Context, head: Cache, left: Cache) -> dict[str, Outcome]:
+def of_study(context: Context, prefix: Cache, left: Cache) -> dict[str, Outcome]:
     """What was compared to decide on the presets."""
-    alone = Stored(context, head, exact_first=True)
+    alone = Stored(context, prefix, exact_first=True)
     left_only = Stored(context, left.clone(), exact_first=False)
     both = Stored(context, left, exact_first=True)
     ways: dict[str, Outcome] = {}
-    ways["head: as stored"] = alone.blended(NOTHING, 0)
+    ways[BASE] = alone.blended(NOTHING, 0)
     ways["left: as stored"] = both.blended(NOTHING, 0)
     ways["exact"] = both.blended(torch.arange(len(both.candidates)), 0)
     attention, _, cost = both.looked
@@ -169,7 +169,7 @@ def of_study(context: Context, head: Cache, left: Cache) -> dict[str, Outcome]:
     true = (attention * both.change(context.full)).sum(0)
     ways["left: oracle, 15 %"] = both.scored(true, ratio, cost)
     _, _, cost = left_only.looked
-    sensitive = asked_score(left_only, "sensitivity_attention", left_only.change(head))
+    sensitive = asked_score(left_only, "sensitivity_attention", left_only.change(prefix))
     ways["left only: sensitivity_attention, 15 %"] = left_only.scored(
         sensitive, left_only.ratio_asked(0.15), cost
     )

@@ -20,6 +20,7 @@ DRAWS = 2000
 ABLE = 0.2
 """A family counts where full prefill is so much above no passages."""
 BASE = "head: as stored"
+"""Plain reuse. In the names of ways, which are keys of the files, `head` is the prompt prefix."""
 
 Row = dict[str, Any]
 

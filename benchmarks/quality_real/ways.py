@@ -57,11 +57,11 @@ class Context:
         )
         before, after = text.split("\x00")
         encode = lambda part: tokenizer.encode(part, add_special_tokens=False)  # noqa: E731
-        self.head: list[int] = encode(before)
+        self.prefix: list[int] = encode(before)
         self.question: list[int] = encode(f"\n\nQuestion: {task.question}\nAnswer:{after}")
         self.bare: list[int] = encode(before + f"Question: {task.question}\nAnswer:{after}")
         separator = encode(SEPARATOR)
-        tokens, spans = list(self.head), []
+        tokens, spans = list(self.prefix), []
         for number, one in enumerate(task.passages):
             tokens += separator if number else []
             spans.append((len(tokens), len(tokens) + len(one.tokens)))
@@ -105,39 +105,39 @@ class Context:
             logits = self.network.logits(hidden)
 
     def behind_left(self, left: Sequence[int]) -> Cache:
-        """A left neighbour behind the head; once, where chunks stand in their document's order."""
+        """A left neighbour behind the prefix; once, where chunks stand in their document's order."""
         key = tuple(left)
         if key not in self._lefts:
-            self._lefts[key] = self.network.prefill(left, self._heads)
+            self._lefts[key] = self.network.prefill(left, self._prefix_kv)
         return self._lefts[key]
 
     def stored(self, how: str) -> Cache:
         """The prompt's cache with each chunk as it is stored; the rest is full prefill's.
 
-        The head is exact. What stands between chunks is computed later, over the stored.
+        The prefix is exact. What stands between chunks is computed later, over the stored.
         """
         result = self.full.clone()
         for (first, end), one in zip(self.spans, self.task.passages, strict=True):
-            if how == "head":
-                before = self._heads
+            if how == "prefix":
+                before = self._prefix_kv
             elif how == "passage" or not one.left:
                 before = self._passages
             else:
                 before = self.behind_left(one.left)
             kv, base = self.network.prefill(one.tokens, before), before.keys.shape[2]
-            if how == "head":
+            if how == "prefix":
                 self._lefts[tuple(one.tokens)] = kv
             result.keys[:, :, first:end] = self.network.moved(kv.keys[:, :, base:], first - base)
             result.values[:, :, first:end] = kv.values[:, :, base:]
         return result
 
     @cached_property
-    def _heads(self) -> Cache:
-        return self.network.prefill(self.head)
+    def _prefix_kv(self) -> Cache:
+        return self.network.prefill(self.prefix)
 
     @cached_property
     def _passages(self) -> Cache:
-        return self.network.prefill(self.passage, self._heads)
+        return self.network.prefill(self.passage, self._prefix_kv)
 
     def answered(self, cache: Cache, charged: float) -> Outcome:
         """The question over a blended cache, with full prefill's answer handed to it."""

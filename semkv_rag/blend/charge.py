@@ -22,7 +22,7 @@ class BlendShape:
         reused: reused behind another context.
         exact: reused as they are.
         fresh: between spans, and so always computed.
-        head: of the fresh ones, those that stand before the first reused token that is not exact.
+        leading: of the fresh ones, those that stand before the first reused token that is not exact.
         question: those that a selector asks with.
     """
 
@@ -30,7 +30,7 @@ class BlendShape:
     reused: int
     exact: int = 0
     fresh: int = 0
-    head: int = 0
+    leading: int = 0
     question: int = 0
     check_layer: int = 1
 
@@ -51,7 +51,7 @@ def computed_rows(selector: str, ratio: float, shape: BlendShape) -> int:
     rows = 0
     if kind.needs_question:
         rows += layers * (shape.question + fresh)
-        fresh -= shape.head  # its KV is right already
+        fresh -= shape.leading  # its KV is right already
     if kind.needs_check_layer:
         rows += min(shape.check_layer + 1, layers) * (fresh + shape.reused)
     return rows + layers * (fresh + picked)

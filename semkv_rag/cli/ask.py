@@ -27,7 +27,7 @@ def ask_command(
             help="A document to put before the question; may be repeated.",
         ),
     ] = None,
-    head: Annotated[str, typer.Option(help="The text the prompt starts with.")] = "",
+    prefix: Annotated[str, typer.Option(help="The text the prompt starts with.")] = "",
     namespace: options.Namespace = DEFAULT_NAMESPACE,
     preset: options.Preset = None,
     ratio: options.Ratio = None,
@@ -40,13 +40,13 @@ def ask_command(
 ) -> None:
     """Answer a question behind documents, out of their stored KV.
 
-    The prompt is the head, the documents and the question, with an empty line between. With --json
+    The prompt is the prefix, the documents and the question, with an empty line between. With --json
     the reuse report is printed too.
     """
     reuse = options.reuse_options(
         preset, ratio, selector, question_tokens, namespace=namespace, enabled=not off
     )
-    parts = [head, *(read_document(path) for path in context or ()), question]
+    parts = [prefix, *(read_document(path) for path in context or ()), question]
     prompt = "\n\n".join(part for part in parts if part)
     arguments = options.engine_args(engine_arg)
     check_model(model, arguments.get("download_dir"))

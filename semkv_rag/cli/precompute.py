@@ -31,7 +31,7 @@ from semkv_rag.corpus import (
     PrecomputeResult,
     precompute,
 )
-from semkv_rag.corpus.chat_head import chat_head
+from semkv_rag.corpus.chat_prefix import chat_prefix
 from semkv_rag.corpus.context import context_modes
 from semkv_rag.errors import OptionError
 from semkv_rag.known_fingerprints import KnownFingerprint
@@ -58,8 +58,8 @@ def precompute_command(
     overlap: Annotated[
         int, typer.Option(min=0, help="The most tokens a chunk shares with the one before it.")
     ] = 0,
-    head: Annotated[str, typer.Option(help="The text every prompt will start with.")] = "",
-    head_file: Annotated[
+    prefix: Annotated[str, typer.Option(help="The text every prompt will start with.")] = "",
+    prefix_file: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="The same, out of a file."),
     ] = None,
@@ -67,8 +67,8 @@ def precompute_command(
         bool,
         typer.Option(
             "--chat",
-            help="Prompts go through the model's chat template, and the head is what the user's message "
-            "begins with.",
+            help="Prompts go through the model's chat template, and --prefix is what the user's "
+            "message begins with.",
         ),
     ] = False,
     system: Annotated[str | None, typer.Option(help="The system message, with --chat.")] = None,
@@ -105,17 +105,17 @@ def precompute_command(
     Reads text, Markdown, HTML and PDF. What is stored already costs nothing, so the same command
     again goes on where it was stopped. Exit code 1: a document could not be stored.
     """
-    if head and head_file:
-        raise typer.BadParameter("use --head or --head-file", param_hint="--head")
+    if prefix and prefix_file:
+        raise typer.BadParameter("use --prefix or --prefix-file", param_hint="--prefix")
     if system is not None and not chat:
         raise typer.BadParameter("use it with --chat", param_hint="--system")
-    start_of_prompts = _head(head_file) if head_file else head
+    prompt_prefix = _text(prefix_file) if prefix_file else prefix
     modes = context_modes(context or DEFAULT_CONTEXT)
     most = None if max_bytes is None else options.size_in_bytes(max_bytes)
     arguments = options.engine_args(engine_arg)
     check_model(model, arguments.get("download_dir"))
     if chat:
-        start_of_prompts = _chat_head(model, arguments, start_of_prompts, system)
+        prompt_prefix = _chat_prefix(model, arguments, prompt_prefix, system)
     with data_only_stdout(), ExitStack() as stack:
         if dry_run and not store.is_dir():  # it is not made for that
             store = Path(stack.enter_context(TemporaryDirectory()))
@@ -152,7 +152,7 @@ def precompute_command(
                 namespace=namespace,
                 chunk_tokens=chunk_tokens,
                 overlap=overlap,
-                head=start_of_prompts,
+                prefix=prompt_prefix,
                 context=modes,
                 sync=sync,
                 max_bytes=most,
@@ -220,7 +220,7 @@ def _print_summary(result: PrecomputeResult) -> None:
         )
 
 
-def _head(path: Path) -> str:
+def _text(path: Path) -> str:
     """The text of a file.
 
     Raises:
@@ -229,11 +229,11 @@ def _head(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise OptionError(f"--head-file {path} is not read: {error}") from error
+        raise OptionError(f"--prefix-file {path} is not read: {error}") from error
 
 
-def _chat_head(model: str, arguments: dict[str, Any], user: str, system: str | None) -> str:
-    """The head behind the chat template of a model, of which only the tokenizer is loaded.
+def _chat_prefix(model: str, arguments: dict[str, Any], user: str, system: str | None) -> str:
+    """The prompt prefix by the chat template of a model, of which only the tokenizer is loaded.
 
     Raises:
         OptionError: it has no tokenizer with a chat template.
@@ -248,6 +248,6 @@ def _chat_head(model: str, arguments: dict[str, Any], user: str, system: str | N
         )
     except (OSError, ValueError) as error:
         raise OptionError(
-            f"--chat: the tokenizer of {name} is not read: {error}; give --head as a text"
+            f"--chat: the tokenizer of {name} is not read: {error}; give --prefix as a text"
         ) from error
-    return chat_head(tokenizer, user, system)
+    return chat_prefix(tokenizer, user, system)

@@ -22,7 +22,7 @@ from semkv_rag.cli.output import (
 from semkv_rag.cli.progress_bar import ProgressBar
 from semkv_rag.config import DEFAULT_NAMESPACE, check_namespace
 from semkv_rag.corpus import precompute_texts
-from semkv_rag.corpus.chat_head import chat_head
+from semkv_rag.corpus.chat_prefix import chat_prefix
 from semkv_rag.errors import OptionError
 from semkv_rag.model_name import check_model
 from semkv_rag.quality.measuring import DEFAULT_MAX_TOKENS, DEFAULT_PASSAGES, measure
@@ -207,9 +207,9 @@ def _precompute(
     documents = [(one.name, [*map(str, one.passages)]) for one in asked if one.passages]
     if not documents:
         raise OptionError("--precompute: no question has ctxs")
-    head = chat_head(engine.tokenizer, form.head) if form.chat else form.head
+    prefix = chat_prefix(engine.tokenizer, form.prefix) if form.chat else form.prefix
     result = precompute_texts(
-        engine, documents, namespace=namespace, head=head, on_progress=bar.update
+        engine, documents, namespace=namespace, prefix=prefix, on_progress=bar.update
     )
     for failure in result.failures:
         say(f"{failure.source}: {failure.reason}")

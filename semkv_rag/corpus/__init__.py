@@ -1,7 +1,7 @@
 """Documents to stored KV, offline: read, split, and run through the model once."""
 
 from semkv_rag.corpus.capture import CaptureItem, Capturer, CaptureResult
-from semkv_rag.corpus.context import CONTEXT_MODES, DEFAULT_CONTEXT, ContextMode, head_tokens
+from semkv_rag.corpus.context import CONTEXT_MODES, DEFAULT_CONTEXT, ContextMode, prefix_tokens
 from semkv_rag.corpus.lazy import LazyCapturer
 from semkv_rag.corpus.precompute import DEFAULT_CHUNK_TOKENS, precompute, precompute_texts
 from semkv_rag.corpus.progress import Failure, OnProgress, PrecomputeProgress, PrecomputeResult
@@ -33,10 +33,10 @@ __all__ = [
     "TextChunk",
     "find_files",
     "forget_sources",
-    "head_tokens",
     "is_markdown",
     "precompute",
     "precompute_texts",
+    "prefix_tokens",
     "read_document",
     "split_text",
 ]

@@ -21,7 +21,7 @@ class CaptureItem:
     Attributes:
         id: the chunk's content address, `chunk_id(model, namespace, context, tokens)`.
         namespace: the tenant it belongs to.
-        kind: `document`, `head` or `prompt`.
+        kind: `document`, `head` (a prompt prefix) or `prompt`, as the store writes it.
         tokens: the chunk's tokens, [tokens].
         context: the tokens to stand to its left while it is computed, [tokens]; may be empty.
         reference: another context, [tokens]: its V are computed behind this one too, and how much

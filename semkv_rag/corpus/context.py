@@ -1,14 +1,13 @@
 """What stands to the left of a chunk while its KV is computed: its variants, one for each mode.
 
-* `head`: what every prompt starts with.
-* `left`: the head and the chunk before it in its document.
+* `prefix`: the prompt prefix, the text that every prompt starts with.
+* `left`: the prompt prefix and the chunk before it in its document.
 
-A document's first chunk has none before it, and stands behind the head and an unrelated passage: a chunk
-that has only ever seen a short head is a stranger behind other text.
+A document's first chunk has none before it, and stands behind the prompt prefix and an unrelated
+passage: a chunk that has only ever seen a short prompt prefix is a stranger behind other text.
 
 The KV of these tokens is dropped. All variants of a chunk are stored side by side, and the matcher takes
-the one whose context fits a prompt best: the head's for the first chunk of a prompt, the left
-neighbour's for the others.
+the one whose context fits a prompt best: `prefix` for the first chunk of a prompt, `left` for the others.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from semkv_rag.corpus.split import tokenize
 from semkv_rag.errors import OptionError
 from semkv_rag.reuse.tokens import TokenArray
 
-ContextMode: TypeAlias = Literal["head", "left"]
+ContextMode: TypeAlias = Literal["prefix", "left"]
 CONTEXT_MODES: tuple[ContextMode, ...] = get_args(ContextMode)
-DEFAULT_CONTEXT: tuple[ContextMode, ...] = ("head", "left")
+DEFAULT_CONTEXT: tuple[ContextMode, ...] = ("prefix", "left")
 
 PASSAGE = (
     "The valley lies between two ranges of hills, and a slow river runs through it from north to "
@@ -44,7 +43,7 @@ PASSAGE = (
 """Stands before a document's first chunk. About 200 tokens: of 64, half as much is gained."""
 
 _FOLLOWING = "1"
-"""Stands for what follows a head. Tokenizers join no white space to a digit."""
+"""Stands for what follows a prompt prefix. Tokenizers join no white space to a digit."""
 _NEUTRAL = ("\n", ".")
 """Texts whose token may stand first where nothing else does; a tokenizer may drop white space."""
 
@@ -63,24 +62,24 @@ def context_modes(names: Iterable[str]) -> tuple[ContextMode, ...]:
     return tuple(mode for mode in CONTEXT_MODES if mode in named)
 
 
-def head_tokens(tokenizer: Any, head: str = "") -> TokenArray:
-    """What every chunk is computed behind, [tokens]: the head with what the tokenizer puts before it.
+def prefix_tokens(tokenizer: Any, prefix: str = "") -> TokenArray:
+    """What every chunk is computed behind, [tokens]: the prefix and what the tokenizer puts before it.
 
     Where that is nothing, one neutral token. Whatever stands at position 0 takes the attention that
     other tokens have no use for, and its KV is like no other's: no chunk's first token is to be it.
-    (StreamingLLM, arXiv 2309.17453; a prefix before every chunk: APE, arXiv 2502.05431.)
+    (StreamingLLM, arXiv 2309.17453; a shared prefix for all chunks: APE, arXiv 2502.05431.)
 
-    The head's last token is the one that it has where a text follows: many tokenizers make one token of
+    The prefix's last token is the one that it has where a text follows: many tokenizers make one token of
     two line ends at a text's end, and two tokens of them before a word.
     """
-    tokens = tokenize(tokenizer, head, special=True)
-    if head:
-        followed = tokenize(tokenizer, head + _FOLLOWING, special=True)
+    tokens = tokenize(tokenizer, prefix, special=True)
+    if prefix:
+        followed = tokenize(tokenizer, prefix + _FOLLOWING, special=True)
         if tokenizer.decode([int(followed[-1])]) == _FOLLOWING:
             tokens = followed[:-1]
     first = getattr(tokenizer, "bos_token_id", None)
     if len(tokens) > 1 and tokens[0] == tokens[1] == first:
-        tokens = tokens[1:]  # the head was taken from a prompt, and has it already
+        tokens = tokens[1:]  # the prefix was taken from a prompt, and has it already
     for text in _NEUTRAL:
         if not tokens.size:
             tokens = tokenize(tokenizer, text)[-1:]
@@ -95,7 +94,7 @@ class Variant:
         tokens: its own, [tokens].
         context: what stands to its left, [context tokens].
         reference: another context, behind which its V are computed too, to see how much they change
-            with what stands before (`semkv_rag.blend.sensitivity`). None where `context` is the head.
+            with what stands before (`semkv_rag.blend.sensitivity`). None where `context` is the prefix.
     """
 
     tokens: TokenArray
@@ -108,7 +107,7 @@ class Contexts:
 
     Args:
         modes: from `context_modes`.
-        head: from `head_tokens`.
+        prefix: from `prefix_tokens`.
         passage: what stands before a chunk that has no neighbour, [tokens].
         longest: the most tokens of context and chunk together. Of a neighbour that is too long for it
             the last tokens are taken.
@@ -117,11 +116,11 @@ class Contexts:
     def __init__(
         self,
         modes: Sequence[ContextMode],
-        head: TokenArray,
+        prefix: TokenArray,
         passage: TokenArray,
         longest: int,
     ) -> None:
-        self.head = head
+        self.prefix = prefix
         self._passage = passage
         self._modes = modes
         self._longest = longest
@@ -138,11 +137,11 @@ class Contexts:
 
     def _variant(self, mode: ContextMode, chunks: Sequence[TokenArray], number: int) -> Variant:
         tokens = chunks[number]
-        if mode == "head":
-            return Variant(tokens, self.head)
+        if mode == "prefix":
+            return Variant(tokens, self.prefix)
         context = self._behind(chunks[number - 1] if number else self._passage, tokens)
-        return Variant(tokens, context, self.head if len(context) > len(self.head) else None)
+        return Variant(tokens, context, self.prefix if len(context) > len(self.prefix) else None)
 
     def _behind(self, neighbour: TokenArray, tokens: TokenArray) -> TokenArray:
-        room = max(0, self._longest - len(self.head) - len(tokens))
-        return np.concatenate((self.head, neighbour[max(0, len(neighbour) - room) :]))
+        room = max(0, self._longest - len(self.prefix) - len(tokens))
+        return np.concatenate((self.prefix, neighbour[max(0, len(neighbour) - room) :]))

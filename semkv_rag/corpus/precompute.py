@@ -39,7 +39,7 @@ def precompute(
     namespace: str = DEFAULT_NAMESPACE,
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
     overlap: int = 0,
-    head: str = "",
+    prefix: str = "",
     context: Sequence[ContextMode] = DEFAULT_CONTEXT,
     sync: bool = False,
     max_bytes: int | None = None,
@@ -48,7 +48,7 @@ def precompute(
 ) -> PrecomputeResult:
     """Store the KV of the documents under `paths`; what is in the store already costs nothing.
 
-    A document whose text, chunking, head and contexts are those of the last run is left alone. Of a
+    A document whose text, chunking, prefix and contexts are those of the last run is left alone. Of a
     changed one just the new chunks are computed, and the chunks it no longer has are removed.
 
     Args:
@@ -57,12 +57,12 @@ def precompute(
         namespace: the tenant the documents belong to.
         chunk_tokens: the most tokens of a chunk.
         overlap: the most tokens a chunk shares with the one before it.
-        head: the text every prompt will start with. All chunks are computed behind its tokens, and
-            it is stored itself, so that the head and the chunk that follows it need no recompute.
+        prefix: the text every prompt will start with. All chunks are computed behind its tokens, and
+            it is stored itself, so that the prefix and the chunk that follows it need no recompute.
             Empty: behind what the tokenizer puts before every prompt (BOS), else a neutral token.
-        context: what stands to a chunk's left, each mode a variant of its own: `head`, or `left` (the
-            head and the chunk before it in its document; for a document's first chunk the head and an
-            unrelated passage).
+        context: what stands to a chunk's left, each mode a variant of its own: `prefix`, or `left`
+            (the prefix and the chunk before it in its document; for a document's first chunk the prefix
+            and an unrelated passage).
         sync: remove the sources of the given folders whose files are gone.
         max_bytes: documents whose chunks would make the store larger are left out, each with a failure
             that says so.
@@ -72,13 +72,13 @@ def precompute(
     Raises:
         CorpusError: a path does not exist or is of no known kind. A document that cannot be read
             is no error: it is in the result's `failures`.
-        OptionError: the chunking, the contexts, the namespace or the head make no sense, or the engine
+        OptionError: the chunking, the contexts, the namespace or the prefix make no sense, or the engine
             has no store.
         StoreError: the store cannot be written. What was computed before is kept.
     """
     started = time.monotonic()
     check_sizes(chunk_tokens, overlap)
-    run = PrecomputeRun(engine, namespace, head, context, on_progress, max_bytes)
+    run = PrecomputeRun(engine, namespace, prefix, context, on_progress, max_bytes)
     found = find_files(map(Path, paths))
 
     def read(file: DocumentFile) -> Document:
@@ -108,24 +108,24 @@ def precompute_texts(
     documents: Iterable[tuple[str, Sequence[str]]],
     *,
     namespace: str = DEFAULT_NAMESPACE,
-    head: str = "",
+    prefix: str = "",
     context: Sequence[ContextMode] = DEFAULT_CONTEXT,
     on_progress: OnProgress | None = None,
 ) -> PrecomputeResult:
     """Store the KV of texts that are cut already, given as (source name, its chunks' texts).
 
     For what is not a file, and for frameworks that split documents themselves. All else is as in
-    `precompute`: a source whose texts, head and contexts are those of the last call is left alone. Give
+    `precompute`: a source whose texts, prefix and contexts are those of the last call is left alone. Give
     the texts of a source in its order: with `left` each is computed behind the one before.
 
     Raises:
-        OptionError: the contexts, the namespace or the head make no sense, a document is no name with
+        OptionError: the contexts, the namespace or the prefix make no sense, a document is no name with
             texts, or the engine has no store. Nothing was computed. A text that cannot be encoded is
             no error: its document is in the result's `failures`.
         StoreError: the store cannot be written. What was computed before is kept.
     """
     started = time.monotonic()
-    run = PrecomputeRun(engine, namespace, head, context, on_progress)
+    run = PrecomputeRun(engine, namespace, prefix, context, on_progress)
     checked = [(_name(name), _texts(name, texts)) for name, texts in documents]
 
     def read(name: str, texts: Sequence[str]) -> Document:

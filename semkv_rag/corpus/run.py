@@ -21,7 +21,7 @@ from semkv_rag.corpus.context import (
     ContextMode,
     Contexts,
     context_modes,
-    head_tokens,
+    prefix_tokens,
 )
 from semkv_rag.corpus.progress import (
     Failure,
@@ -39,6 +39,9 @@ from semkv_rag.unicode_text import is_unicode
 # What a kill can lose is what came in since the last commit: keep both small.
 _COMMIT_CHUNKS = 32
 _COMMIT_SECONDS = 1.0
+
+# The modes as digests have them: with other words, every stored source would be taken for changed.
+_DIGESTED: dict[ContextMode, str] = {"prefix": "head", "left": "left"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class PrecomputeRun:
         self,
         engine: Capturer,
         namespace: str,
-        head: str,
+        prefix: str,
         context: Sequence[ContextMode],
         on_progress: OnProgress | None,
         max_bytes: int | None = None,
@@ -81,15 +84,15 @@ class PrecomputeRun:
             raise OptionError(f"max_bytes is {max_bytes!r}: use a number of bytes from 0 up")
         if engine.store is None:
             raise OptionError("the engine was started without a store: give it one")
-        if not isinstance(head, str) or not is_unicode(head):
-            raise OptionError(f"the head is {head!a}: use a text")
+        if not isinstance(prefix, str) or not is_unicode(prefix):
+            raise OptionError(f"the prompt prefix is {prefix!a}: use a text")
         self.result = PrecomputeResult()
         self._modes = context_modes(context)
         self._engine = engine
         self._model = engine.fingerprint
         self._store = engine.store
         self._namespace = check_namespace(namespace)
-        self._head = head
+        self._prefix = prefix
         self._on_progress = on_progress
         self._max_bytes = max_bytes
         self._store_bytes = 0  # when computing began
@@ -107,7 +110,7 @@ class PrecomputeRun:
     @property
     def settings(self) -> tuple[object, ...]:
         """What decides on a source's chunks beside its own text; part of its digest."""
-        return self._model, self._head, self._modes
+        return self._model, self._prefix, tuple(_DIGESTED[mode] for mode in self._modes)
 
     def read(self, sources: Sequence[tuple[str, Callable[[], Document]]]) -> None:
         """Read each source (its name, what reads it) and find those that are new or changed."""
@@ -198,16 +201,17 @@ class PrecomputeRun:
         chunks = [
             self._item("document", one.tokens, one.context, one.reference) for one in variants
         ]
-        if not chunks or not tokenize(tokenizer, self._head).size:
+        if not chunks or not tokenize(tokenizer, self._prefix).size:
             return chunks
-        # The head belongs to every document behind it, and so goes with the last of them.
-        return [self._item("head", contexts.head, token_array([])), *chunks]
+        # The prefix belongs to every document behind it, and so goes with the last of them. Its kind
+        # is `head` (`semkv_rag.store.files.header.KINDS`).
+        return [self._item("head", contexts.prefix, token_array([])), *chunks]
 
     def _contexts(self, tokenizer: Any) -> Contexts:
         # vLLM takes a prompt that leaves room for one token of an answer.
         longest = self._engine.max_model_len - 1
-        head, passage = head_tokens(tokenizer, self._head), tokenize(tokenizer, PASSAGE)
-        return Contexts(self._modes, head, passage, longest)
+        prefix, passage = prefix_tokens(tokenizer, self._prefix), tokenize(tokenizer, PASSAGE)
+        return Contexts(self._modes, prefix, passage, longest)
 
     def _item(
         self,

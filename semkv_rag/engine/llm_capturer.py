@@ -96,7 +96,7 @@ class LLMCapturer:
         """A ticket for a request that prefills an item anyway, and the wish that it must carry.
 
         Args:
-            behind_exact: also where the item's head is reused exactly.
+            behind_exact: also where what is reused is exact, and the beginning of the prompt.
         """
         ticket = self._tickets.draw()
         return ticket, {**_about(item, ticket), "in_passing": True, "behind_exact": behind_exact}

@@ -42,5 +42,5 @@ def request_fields(prompt: Prompt, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def before(marker: str, text: str) -> str:
     """What stands in a prompt's text before a marker; empty where it is not in it."""
-    head, found, _ = text.partition(marker)
-    return head if found else ""
+    beginning, found, _ = text.partition(marker)
+    return beginning if found else ""

@@ -56,7 +56,7 @@ class LocalBackend:
     def count_tokens(self, text: str) -> int:
         return len(self._engine.tokenizer.encode(text, add_special_tokens=False))
 
-    def head_of(self, prompt: Prompt, marker: str) -> str:
+    def prefix_of(self, prompt: Prompt, marker: str) -> str:
         return before(marker, self._engine.prompt_text(prompt))
 
     def answer(self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]) -> Part:
@@ -118,7 +118,7 @@ class LocalBackend:
         documents: Iterable[tuple[str, Sequence[str]]],
         *,
         namespace: str | None = None,
-        head: str = "",
+        prefix: str = "",
         context: Sequence[ContextMode] = DEFAULT_CONTEXT,
         on_progress: OnProgress | None = None,
     ) -> PrecomputeResult:
@@ -126,7 +126,7 @@ class LocalBackend:
             self._engine,
             documents,
             namespace=self._namespace(namespace),
-            head=head,
+            prefix=prefix,
             context=context,
             on_progress=on_progress,
         )

@@ -123,7 +123,7 @@ class RemoteBackend:
     def count_tokens(self, text: str) -> int:
         return int(self._tokenize(prompt=text, add_special_tokens=False)["count"])
 
-    def head_of(self, prompt: Prompt, marker: str) -> str:
+    def prefix_of(self, prompt: Prompt, marker: str) -> str:
         if isinstance(prompt, str):
             return before(marker, prompt)
         tokens = self._tokenize(messages=list(prompt))["tokens"]
@@ -186,13 +186,13 @@ class RemoteBackend:
         documents: Iterable[tuple[str, Sequence[str]]],
         *,
         namespace: str | None = None,
-        head: str = "",
+        prefix: str = "",
         context: Sequence[ContextMode] = DEFAULT_CONTEXT,
         on_progress: OnProgress | None = None,
     ) -> PrecomputeResult:
         body = {
             "documents": [{"name": name, "chunks": list(texts)} for name, texts in documents],
-            "head": head,
+            "prefix": prefix,
             "context": list(context),
             **_namespace(namespace),
         }

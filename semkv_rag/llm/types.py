@@ -100,8 +100,8 @@ class Backend(Protocol):
         """How many tokens the model makes of a text, without those it puts before every prompt."""
         ...
 
-    def head_of(self, prompt: Prompt, marker: str) -> str:
-        """What the model sees of a prompt before a text in it, as the `head` of `store_texts`.
+    def prefix_of(self, prompt: Prompt, marker: str) -> str:
+        """What the model sees of a prompt before a text in it: the `prefix` of `store_texts`.
 
         Messages go through the chat template first. Empty where the text is not found.
 
@@ -135,7 +135,7 @@ class Backend(Protocol):
         documents: Iterable[tuple[str, Sequence[str]]],
         *,
         namespace: str | None = None,
-        head: str = "",
+        prefix: str = "",
         context: Sequence[ContextMode] = DEFAULT_CONTEXT,
         on_progress: OnProgress | None = None,
     ) -> PrecomputeResult:

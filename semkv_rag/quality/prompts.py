@@ -34,7 +34,7 @@ class Template:
                 raise OptionError(f"the template has to hold {place} once")
 
     @property
-    def head(self) -> str:
+    def prefix(self) -> str:
         """What all its prompts start with, or their user's messages, to precompute passages behind it."""
         return _split(self.text, (CONTEXT, QUESTION))[0]
 

@@ -95,8 +95,8 @@ def unknown(
             "ctxs to measure what it finds."
         )
     said += [
-        "One store was measured: other sizes of chunks, another head, or chunks computed behind others "
-        "have other losses.",
+        "One store was measured: other sizes of chunks, another prompt prefix, or chunks computed behind "
+        "others have other losses.",
         "The charged ratio counts tokens and layers, not time. Times to first token are medians of "
         "requests one at a time, with an empty prefix cache, on this machine.",
         "Decoding was greedy. The KL is a lower bound from the likeliest tokens of each place.",

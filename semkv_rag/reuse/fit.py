@@ -25,8 +25,9 @@ class Rank(NamedTuple):
     Attributes:
         inexact: whether the prompt has something else to the chunk's left.
         fitting: `fitting` tokens, below 0.
-        length: of the context, below 0: a chunk that has only ever seen a short head is a stranger behind
-            other text, more so than one that has seen some other text (benchmarks/quality_real).
+        length: of the context, below 0: a chunk that has only ever seen a short prompt prefix is a
+            stranger behind other text, more so than one that has seen some other text
+            (benchmarks/quality_real).
     """
 
     inexact: bool

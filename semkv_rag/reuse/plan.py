@@ -85,7 +85,7 @@ class ReusePlan:
         return next((span.dst for span in self.spans if not span.exact), None)
 
     @property
-    def is_exact_head(self) -> bool:
+    def is_exact_prompt_prefix(self) -> bool:
         """Whether exact spans, one behind the other from the first token on, are all there is."""
         ends = [0, *(span.end for span in self.spans)]
         return all(

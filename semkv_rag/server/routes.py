@@ -166,21 +166,21 @@ class Routes:
         )
 
     async def _precompute(self, request: Request) -> Response:
-        body = await body_of(request, {"documents"}, {"namespace", "head", "context"})
+        body = await body_of(request, {"documents"}, {"namespace", "prefix", "context"})
         documents = documents_of(body["documents"])
-        head = body.get("head") or ""
-        if not is_text(head):
-            raise OptionError("head is a text")
+        prefix = body.get("prefix") or ""
+        if not is_text(prefix):
+            raise OptionError("prefix is a text")
         namespace = self._namespace(body.get("namespace"))
         context = body.get("context", DEFAULT_CONTEXT)
         if not isinstance(context, list | tuple) or not all(map(is_text, context)):
-            raise OptionError('context is a list of modes: ["head", "left"]')
+            raise OptionError('context is a list of modes: ["prefix", "left"]')
         modes = context_modes(context)
         room = await self._ask(lambda: self._room(namespace, {name for name, _ in documents}))
         # Held until the stream has ended, whoever ends it.
         held = ExitStack()
         held.enter_context(self._running.one(namespace))
-        events = self._run(documents, namespace, head, modes, room, held)
+        events = self._run(documents, namespace, prefix, modes, room, held)
         return StreamingResponse(events, media_type="text/event-stream")
 
     def _room(self, namespace: str, names: set[str]) -> float:
@@ -208,7 +208,7 @@ class Routes:
         self,
         documents: list[tuple[str, list[str]]],
         namespace: str,
-        head: str,
+        prefix: str,
         context: Sequence[ContextMode],
         room: float,
         held: ExitStack,
@@ -242,7 +242,7 @@ class Routes:
                     self._capturer,
                     documents,
                     namespace=namespace,
-                    head=head,
+                    prefix=prefix,
                     context=context,
                     on_progress=tell,
                 )

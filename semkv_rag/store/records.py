@@ -20,7 +20,7 @@ class ChunkRecord(ChunkKey):
     """A chunk's row in the index.
 
     Attributes:
-        kind: `document`, `head` or `prompt`.
+        kind: `document`, `head` (a prompt prefix) or `prompt`.
         token_count: its tokens, and so its rows of KV.
         context_count: tokens to its left when it was computed; the position of its first token.
         bytes: size of its files, all ranks together.

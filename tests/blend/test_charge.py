@@ -9,7 +9,7 @@ import pytest
 from semkv_rag.blend import BlendShape, charged_ratio, ratio_for_charged
 from semkv_rag.selectors import SELECTORS
 
-SHAPE = BlendShape(layers=24, reused=900, exact=60, fresh=40, head=10, question=20)
+SHAPE = BlendShape(layers=24, reused=900, exact=60, fresh=40, leading=10, question=20)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,6 @@ def root(tmp_path: Path, docs: Path) -> Iterator[Path]:
     with KVStore(tmp_path / "store") as store:
         engine = MadeUpEngine(store)
         store.add_model(engine.fingerprint, {"model": "made-up", "dtype": "float32"})
-        precompute(engine, [docs], chunk_tokens=8, context=["head"])
-        precompute(engine, [docs / "a.txt"], chunk_tokens=8, namespace="other", context=["head"])
+        precompute(engine, [docs], chunk_tokens=8, context=["prefix"])
+        precompute(engine, [docs / "a.txt"], chunk_tokens=8, namespace="other", context=["prefix"])
     return tmp_path / "store"

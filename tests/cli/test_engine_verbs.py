@@ -15,7 +15,7 @@ from workbench.tiny_models import build_tiny_model
 
 SENTENCE = "the store keeps the keys and values of each chunk layer by layer in one file"
 WORDS = SENTENCE.split()
-HEAD = "every answer is short and stands somewhere in its context"
+PREFIX = "every answer is short and stands somewhere in its context"
 ENGINE_ARGS = {
     "dtype": "float32",
     "max_model_len": 1024,
@@ -42,7 +42,7 @@ def test_from_documents_to_an_answer(semkv: Semkv, folder: Path, tmp_path: Path)
     common = ["--model", model, "--store", store]
     for name, value in ENGINE_ARGS.items():
         common += ["--engine-arg", f"{name}={value}"]
-    chunking = ["--chunk-tokens", 64, "--head", HEAD]
+    chunking = ["--chunk-tokens", 64, "--prefix", PREFIX]
 
     told = semkv("precompute", folder, *common, *chunking, "--dry-run", "--json")
     assert told.code == 1, "a document cannot be read"
@@ -73,7 +73,7 @@ def test_from_documents_to_an_answer(semkv: Semkv, folder: Path, tmp_path: Path)
     assert without_vllm.returncode == 0, without_vllm.stderr
     assert "0 new or changed, 2 unchanged" in without_vllm.stdout
 
-    ask = ["ask", "who keeps the keys", *common, "--max-tokens", 4, "--head", HEAD, "--json"]
+    ask = ["ask", "who keeps the keys", *common, "--max-tokens", 4, "--prefix", PREFIX, "--json"]
     context = ["--context", folder / "one.txt", "--context", folder / "two.md"]
     plain = semkv(*ask, *context, "--off")
     assert plain.code == 0
@@ -83,7 +83,7 @@ def test_from_documents_to_an_answer(semkv: Semkv, folder: Path, tmp_path: Path)
     report = whole.data["report"]
     assert whole.data["answer"] == plain.data["answer"]
     assert report["kv_cache"] == "hit"
-    assert report["exact_tokens"] >= len(HEAD.split())
+    assert report["exact_tokens"] >= len(PREFIX.split())
     assert report["reused_tokens"] > 100
 
     prompts = tmp_path / "prompts.jsonl"

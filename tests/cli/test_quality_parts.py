@@ -110,9 +110,9 @@ def test_prompts() -> None:
     assert other.prompt(passages[1:], "Why?") == [
         {"role": "user", "content": "Read this: Why? -- B.!"}
     ]
-    assert Template("You answer.\n\n{context} {question}").head == "You answer.\n\n"
-    assert other.head == "Read this: ", "the question that comes next is each time another"
-    assert template.head == ""
+    assert Template("You answer.\n\n{context} {question}").prefix == "You answer.\n\n"
+    assert other.prefix == "Read this: ", "the question that comes next is each time another"
+    assert template.prefix == ""
     for text in ("{context}", "{question}", "{context} {context} {question}"):
         with pytest.raises(OptionError, match="the template has to hold"):
             Template(text)

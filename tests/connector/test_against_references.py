@@ -22,7 +22,7 @@ from workbench.chunks import Stored, Tokens, random_tokens, store_chunks
 from workbench.engines import Engines
 from workbench.inside import blend_steps, picked_positions
 
-HEAD = random_tokens(900, 21)
+PREFIX = random_tokens(900, 21)
 OTHER = random_tokens(899, 30)
 
 
@@ -50,7 +50,7 @@ def pair(
         tokens = [random_tokens(seed, 50 + 7 * seed) for seed in range(5)]
         chunks = store_chunks(engine, tokens[:3], namespace="default", reference=OTHER)
         chunks += store_chunks(engine, tokens[3:4], namespace="default")
-        chunks += store_chunks(engine, tokens[4:], namespace="default", context=HEAD)
+        chunks += store_chunks(engine, tokens[4:], namespace="default", context=PREFIX)
         reference = ReferenceModel(folder)
         stored = {chunk.id: reference.stored(chunk.context, chunk.tokens) for chunk in chunks}
         for chunk in chunks[:3]:
@@ -72,17 +72,17 @@ def scattered(chunks: list[Stored]) -> tuple[Tokens, list[Span]]:
     return prompt + random_tokens(910, 8), spans
 
 
-def behind_head(chunks: list[Stored]) -> tuple[Tokens, list[Span]]:
-    """Chunk 4 behind the head it was stored behind (exact), then two others."""
-    exact = Span(chunks[4].id, 0, len(HEAD), len(chunks[4].tokens), base=len(HEAD), exact=True)
-    prompt, spans = HEAD + chunks[4].tokens, [exact]
+def behind_prefix(chunks: list[Stored]) -> tuple[Tokens, list[Span]]:
+    """Chunk 4 behind the prompt prefix it was stored behind (exact), then two others."""
+    exact = Span(chunks[4].id, 0, len(PREFIX), len(chunks[4].tokens), base=len(PREFIX), exact=True)
+    prompt, spans = PREFIX + chunks[4].tokens, [exact]
     for chunk in (chunks[3], chunks[1]):
         spans.append(chunk.at(len(prompt)))
         prompt = prompt + chunk.tokens
     return prompt + random_tokens(911, 8), spans
 
 
-PROMPTS = {"scattered": scattered, "behind head": behind_head}
+PROMPTS = {"scattered": scattered, "behind prefix": behind_prefix}
 
 
 def plan_of(tokens: Tokens, spans: list[Span], options: ReuseOptions) -> ReusePlan:
@@ -251,7 +251,7 @@ def test_the_report_charges_what_the_selector_costs(pair: Pair, prompt: str, sel
         reused=plan.reused_tokens,
         exact=plan.exact_tokens,
         fresh=len(fresh),
-        head=sum(place < first for place in fresh),
+        leading=sum(place < first for place in fresh),
         question=len(tokens) - plan.covered,
     )
     assert answer.report.charged_ratio == pytest.approx(
@@ -269,7 +269,7 @@ def test_at_ratio_one_every_selector_is_plain(pair: Pair, selector: str) -> None
 
 @pytest.mark.parametrize("selector", [*SELECTORS, "by_chance", "deviation_x_attention"])
 def test_on_exact_spans_every_selector_is_plain(pair: Pair, selector: str) -> None:
-    tokens = HEAD + pair.chunks[4].tokens + random_tokens(912, 9)
+    tokens = PREFIX + pair.chunks[4].tokens + random_tokens(912, 9)
     pair.engine.reset_prefix_cache()
     answer = blended(pair.engine, tokens, selector=selector)
     assert answer.report.exact_tokens == len(pair.chunks[4].tokens)
@@ -297,13 +297,13 @@ async def test_several_requests_in_one_step_pick_each_their_own(pair: Pair) -> N
 
 
 @pytest.mark.parametrize("options", LOOKING[::2], ids=str)
-def test_a_head_in_the_prefix_cache_changes_no_choice(
+def test_a_prompt_prefix_in_the_prefix_cache_changes_no_choice(
     pair: Pair, options: dict[str, object]
 ) -> None:
-    tokens, spans = PROMPTS["behind head"](pair.chunks)
+    tokens, spans = PROMPTS["behind prefix"](pair.chunks)
     pair.engine.reset_prefix_cache()
-    head = tokens[: len(HEAD) + len(pair.chunks[4].tokens)]
-    pair.engine.generate(head, sampling=SAMPLING, reuse=ReuseOptions(enabled=False))
+    prefix = tokens[: len(PREFIX) + len(pair.chunks[4].tokens)]
+    pair.engine.generate(prefix, sampling=SAMPLING, reuse=ReuseOptions(enabled=False))
     answer = blended(pair.engine, tokens, **options)
     assert answer.report.cached_tokens > 0
     plan = plan_of(tokens, spans, ReuseOptions(**options))  # type: ignore[arg-type]

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from semkv_rag.blend import decoded
-from semkv_rag.corpus import ContextMode, head_tokens, precompute_texts
+from semkv_rag.corpus import ContextMode, precompute_texts, prefix_tokens
 from semkv_rag.engine import Engine
 from semkv_rag.reuse import token_array
 from semkv_rag.store import ChunkFile, chunk_id
 from workbench.answers import assert_same, blended, plain
 from workbench.chunks import Tokens, random_tokens, store_chunks
 
-HEAD = random_tokens(800, 40)
+PREFIX = random_tokens(800, 40)
 A, B, C = (random_tokens(seed, 70) for seed in (801, 802, 803))
 QUESTION = random_tokens(804, 10)
 
@@ -25,13 +25,13 @@ def store(
     namespace: str,
     chunks: Sequence[Tokens],
     context: Sequence[ContextMode],
-    head: Sequence[int] = (),
+    prefix: Sequence[int] = (),
 ) -> None:
     decode = engine.tokenizer.decode
     texts = [decode(tokens) for tokens in chunks]
     assert [engine.tokenizer.encode(text) for text in texts] == [*chunks]
     result = precompute_texts(
-        engine, [("document", texts)], namespace=namespace, head=decode(head), context=context
+        engine, [("document", texts)], namespace=namespace, prefix=decode(prefix), context=context
     )
     assert result.failures == []
 
@@ -40,20 +40,20 @@ def variant(engine: Engine, namespace: str, context: Tokens, tokens: Tokens) -> 
     return chunk_id(engine.fingerprint, namespace, token_array(context), token_array(tokens))
 
 
-def test_neighbours_behind_the_head_are_exact(engine: Engine, namespace: str) -> None:
-    store(engine, namespace, [A, B, C], ["head", "left"], HEAD)
-    prompt = HEAD + A + B + QUESTION
+def test_neighbours_behind_the_prompt_prefix_are_exact(engine: Engine, namespace: str) -> None:
+    store(engine, namespace, [A, B, C], ["prefix", "left"], PREFIX)
+    prompt = PREFIX + A + B + QUESTION
     answer = blended(engine, prompt, namespace=namespace)
-    assert answer.report.exact_tokens == len(HEAD + A + B)
+    assert answer.report.exact_tokens == len(PREFIX + A + B)
     assert answer.report.reused_tokens == answer.report.recomputed_tokens == 0
     assert_same(answer, plain(engine, prompt))
 
 
-@pytest.mark.parametrize("modes", [["head", "left"], ["left"]], ids=str)
+@pytest.mark.parametrize("modes", [["prefix", "left"], ["left"]], ids=str)
 def test_what_changes_with_the_neighbour_is_stored(
     engine: Engine, namespace: str, modes: list[ContextMode]
 ) -> None:
-    store(engine, namespace, [A, B], modes, HEAD)
+    store(engine, namespace, [A, B], modes, PREFIX)
     assert engine.store is not None
 
     def open_variant(context: Tokens, tokens: Tokens) -> ChunkFile:
@@ -62,13 +62,13 @@ def test_what_changes_with_the_neighbour_is_stored(
         path = engine.store.path(engine.fingerprint, namespace, id_)
         return ChunkFile(path, model=engine.fingerprint, chunk_id=id_)
 
-    if "head" in modes:
-        with open_variant(HEAD, B) as behind_head:
-            assert behind_head.sensitivity() is None
+    if "prefix" in modes:
+        with open_variant(PREFIX, B) as behind_prefix:
+            assert behind_prefix.sensitivity() is None
     else:
-        (one,) = store_chunks(engine, [B], namespace=namespace, context=HEAD)
-        assert one.id == variant(engine, namespace, HEAD, B)
-    with open_variant(HEAD, B) as alone, open_variant(HEAD + A, B) as behind:
+        (one,) = store_chunks(engine, [B], namespace=namespace, context=PREFIX)
+        assert one.id == variant(engine, namespace, PREFIX, B)
+    with open_variant(PREFIX, B) as alone, open_variant(PREFIX + A, B) as behind:
         layers = range(behind.header.layers)
         pairs = [(behind.layer(layer)[1], alone.layer(layer)[1]) for layer in layers]
         expected = torch.stack([(a.float() - b.float()).norm(dim=(1, 2)) for a, b in pairs])
@@ -79,34 +79,34 @@ def test_what_changes_with_the_neighbour_is_stored(
 
 
 def test_the_variant_is_taken_whose_neighbour_stands_there(engine: Engine, namespace: str) -> None:
-    store(engine, namespace, [A, B, C], ["head", "left"], HEAD)
-    behind_head = variant(engine, namespace, HEAD, C)
-    behind_left = variant(engine, namespace, HEAD + B, C)
+    store(engine, namespace, [A, B, C], ["prefix", "left"], PREFIX)
+    behind_prefix = variant(engine, namespace, PREFIX, C)
+    behind_left = variant(engine, namespace, PREFIX + B, C)
     between = QUESTION[:3]
     for before, taken in (
-        (HEAD, behind_head),
+        (PREFIX, behind_prefix),
         (B, behind_left),
         (B + between, behind_left),
         (A + between, behind_left),  # it has seen a neighbour, if not this one
     ):
         report = blended(engine, QUESTION + before + C + QUESTION, namespace=namespace).report
-        assert {behind_head, behind_left} & set(report.chunk_ids) == {taken}
+        assert {behind_prefix, behind_left} & set(report.chunk_ids) == {taken}
         assert report.reused_tokens == len(before + C) - (len(before) > len(A)) * len(between)
 
 
 def test_a_neighbour_that_is_too_long_is_cut(engine: Engine, namespace: str) -> None:
     long, short = random_tokens(805, 900), random_tokens(806, 200)
-    store(engine, namespace, [long, short], ["left"], HEAD)
-    room = engine.max_model_len - 1 - len(HEAD + short)
+    store(engine, namespace, [long, short], ["left"], PREFIX)
+    room = engine.max_model_len - 1 - len(PREFIX + short)
     assert engine.store is not None
     ids = {record.id for record in engine.store.chunks(engine.fingerprint, namespace)}
-    assert variant(engine, namespace, HEAD + long[-room:], short) in ids
+    assert variant(engine, namespace, PREFIX + long[-room:], short) in ids
     assert len(ids) == 3
 
 
 def test_a_chunk_at_the_prompts_start_is_found_all_the_same(engine: Engine, namespace: str) -> None:
-    store(engine, namespace, [A], ["head"])
-    neutral = head_tokens(engine.tokenizer).tolist()
+    store(engine, namespace, [A], ["prefix"])
+    neutral = prefix_tokens(engine.tokenizer).tolist()
     assert len(neutral) == 1, "the reader puts nothing before a prompt"
     prompt = A + QUESTION
     answer = blended(engine, prompt, namespace=namespace, ratio=1)

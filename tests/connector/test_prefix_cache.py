@@ -12,7 +12,7 @@ from workbench.chunks import Stored, Tokens, random_tokens, store_chunks
 from workbench.inside import inside
 from workbench.settings import ENGINE_ARGS
 
-HEAD = random_tokens(800, 70)
+PREFIX = random_tokens(800, 70)
 QUESTION = random_tokens(801, 12)
 
 
@@ -26,7 +26,7 @@ def three_chunks(engine: Engine, namespace: str) -> list[Stored]:
 
 
 def prompt_of(chunks: list[Stored]) -> Tokens:
-    return HEAD + [token for chunk in chunks for token in chunk.tokens] + QUESTION
+    return PREFIX + [token for chunk in chunks for token in chunk.tokens] + QUESTION
 
 
 def test_ordinary_requests_after_any_mix_of_blends(engine: Engine) -> None:
@@ -46,8 +46,8 @@ def test_ordinary_requests_after_any_mix_of_blends(engine: Engine) -> None:
             blended(engine, prompt, **options)
     answers = [ordinary(engine, prompt) for prompt in prompts]
     for answer, right in zip(answers, expected, strict=True):
-        # The head is exact, so its blocks are shared with the blends; nothing behind it is.
-        assert 0 < answer.report.cached_tokens <= len(HEAD)
+        # The prompt prefix is exact, so its blocks are shared with the blends; nothing behind it is.
+        assert 0 < answer.report.cached_tokens <= len(PREFIX)
         assert_same(answer, right)
 
 
@@ -67,7 +67,7 @@ def test_a_blend_never_sees_blocks_of_another_plan(engine: Engine, namespace: st
     together = [blended(engine, prompt, **plan) for plan in plans]
     assert len({answer.logprobs[0].__repr__() for answer in alone if answer.logprobs}) == len(plans)
     for one, other in zip(alone, together, strict=True):
-        assert other.report.cached_tokens <= len(HEAD)
+        assert other.report.cached_tokens <= len(PREFIX)
         assert_same(one, other)
 
 
@@ -75,7 +75,7 @@ def test_the_same_plan_again_is_a_prefix_hit(engine: Engine, namespace: str) -> 
     prompt = prompt_of(three_chunks(engine, namespace))
     first = blended(engine, prompt, namespace=namespace)
     again = blended(engine, prompt, namespace=namespace)
-    assert again.report.cached_tokens > len(HEAD) + 200
+    assert again.report.cached_tokens > len(PREFIX) + 200
     assert_same(first, again)
 
 
@@ -101,7 +101,7 @@ def test_a_plan_half_in_the_prefix_cache_picks_the_same_tokens(
     first = blended(engine, prompt, **options)
     # Another end, the same plan up to the question: all its blocks but the last are in the cache.
     other = blended(engine, [*prompt[:-12], *random_tokens(802, 12)], **options)
-    assert other.report.cached_tokens > len(HEAD)
+    assert other.report.cached_tokens > len(PREFIX)
     engine.reset_prefix_cache()
     alone = blended(engine, [*prompt[:-12], *random_tokens(802, 12)], **options)
     assert_same(other, alone)
@@ -112,7 +112,7 @@ def test_the_same_chunks_behind_other_text_are_picked_anew(engine: Engine, names
     """What was picked belongs to the prompt, not only to where its chunks stand."""
     chunks = three_chunks(engine, namespace)
     one = prompt_of(chunks)
-    other = random_tokens(804, len(HEAD)) + one[len(HEAD) :]
+    other = random_tokens(804, len(PREFIX)) + one[len(PREFIX) :]
     options = {"ratio": 0.1, "namespace": namespace}
     alone = blended(engine, other, **options)
 

@@ -90,7 +90,7 @@ class MadeUpEngine:
 
 
 def precompute_until_killed(
-    root: Path, folder: Path, chunks: int, context: Sequence[ContextMode] = ("head",)
+    root: Path, folder: Path, chunks: int, context: Sequence[ContextMode] = ("prefix",)
 ) -> None:
     """Precompute a folder in a process of its own, which is killed once it has written some chunks."""
     killed = multiprocessing.get_context("fork").Process(

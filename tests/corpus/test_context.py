@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from semkv_rag.corpus import CONTEXT_MODES, PrecomputeResult, precompute, precompute_texts
-from semkv_rag.corpus.context import context_modes, head_tokens
+from semkv_rag.corpus.context import context_modes, prefix_tokens
 from semkv_rag.errors import OptionError
 from semkv_rag.store import KVStore
 from tests.corpus.conftest import sentence
@@ -20,15 +20,15 @@ from tests.corpus.made_up_engine import (
     word_tokenizer,
 )
 
-BOTH = ("head", "left")
+BOTH = ("prefix", "left")
 
 
 def run(engine: MadeUpEngine, *paths: Path, **options: object) -> PrecomputeResult:
-    return precompute(engine, paths, **{"chunk_tokens": 8, "context": ("head",), **options})  # type: ignore[arg-type]
+    return precompute(engine, paths, **{"chunk_tokens": 8, "context": ("prefix",), **options})  # type: ignore[arg-type]
 
 
 def variants(engine: MadeUpEngine) -> set[tuple[str, str]]:
-    """The captured document chunks as (context, chunk), without the head's first token.
+    """The captured document chunks as (context, chunk), without the prefix's first token.
 
     None of the built-in passage's words is known to this tokenizer.
     """
@@ -53,14 +53,14 @@ def listed(store: KVStore) -> set[str]:
 
 
 def test_modes_are_named_once_and_in_one_order() -> None:
-    assert context_modes(["left", "head", "left"]) == ("head", "left")
+    assert context_modes(["left", "prefix", "left"]) == ("prefix", "left")
     assert context_modes("left") == ("left",)
     with pytest.raises(OptionError):
         context_modes(["neighbour"])
 
 
-def test_a_left_neighbour_stands_behind_the_head(docs: Path, engine: MadeUpEngine) -> None:
-    result = run(engine, docs, head="w9", context=("left",))
+def test_a_left_neighbour_stands_behind_the_prompt_prefix(docs: Path, engine: MadeUpEngine) -> None:
+    result = run(engine, docs, prefix="w9", context=("left",))
     assert variants(engine) == {
         ("w9 passage", sentence(1)),  # the first of a document has no neighbour
         (f"w9 {sentence(1)}", sentence(0)),
@@ -86,7 +86,9 @@ def test_variants_stand_side_by_side(docs: Path, engine: MadeUpEngine, store: KV
 def test_a_mode_more_or_less_is_a_change(docs: Path, engine: MadeUpEngine, store: KVStore) -> None:
     run(engine, docs)
     result = run(engine, docs, context=BOTH)
-    assert (result.changed, result.chunks_captured) == (2, 6), "the head variants were there"
+    assert (result.changed, result.chunks_captured) == (2, 6), (
+        "those behind the prefix alone were there"
+    )
     result = run(engine, docs)
     assert (result.changed, result.chunks_captured) == (2, 0)
     assert len(stored(store)) == 5, "the left variants are gone"
@@ -117,15 +119,17 @@ def test_texts_stand_behind_the_text_before(engine: MadeUpEngine) -> None:
     assert variants(engine) == {("passage", "w1"), ("w1", "w2"), ("passage", "w3")}
 
 
-def test_all_but_the_heads_variants_are_compared_with_it(docs: Path, engine: MadeUpEngine) -> None:
-    run(engine, docs, head="w9", context=BOTH)
+def test_what_is_not_behind_the_prefix_alone_is_compared_with_it(
+    docs: Path, engine: MadeUpEngine
+) -> None:
+    run(engine, docs, prefix="w9", context=BOTH)
     chunks = [item for item in engine.captured if item.kind == "document"]
-    head = engine.tokenizer.encode("w9")
+    prefix = engine.tokenizer.encode("w9")
     assert {item.reference is None for item in chunks} == {True, False}
     for item in chunks:
-        behind_head = item.context.tolist() == head
-        assert (item.reference is None) == behind_head
-        assert item.reference is None or item.reference.tolist() == head
+        behind_prefix = item.context.tolist() == prefix
+        assert (item.reference is None) == behind_prefix
+        assert item.reference is None or item.reference.tolist() == prefix
 
 
 def test_evicted_variants_are_computed_again(
@@ -198,26 +202,28 @@ def test_no_chunk_stands_at_the_prompts_start(docs: Path, store: KVStore) -> Non
 
 
 def test_what_a_prompt_starts_with_stands_there_alone() -> None:
-    assert head_tokens(word_tokenizer(bos=True)).tolist() == [BOS]
+    assert prefix_tokens(word_tokenizer(bos=True)).tolist() == [BOS]
     without = word_tokenizer(bos=False)
-    assert head_tokens(without, "w1 w2").tolist() == without.encode("w1 w2")
-    assert len(head_tokens(without, " ")) == 1
+    assert prefix_tokens(without, "w1 w2").tolist() == without.encode("w1 w2")
+    assert len(prefix_tokens(without, " ")) == 1
 
 
-def test_a_head_ends_in_the_tokens_that_it_has_before_a_text() -> None:
+def test_a_prompt_prefix_ends_in_the_tokens_that_it_has_before_a_text() -> None:
     """As GPT-2's and SmolLM2's tokenizers: two line ends are one token at a text's end alone."""
     words = {"\u010a": 0, "\u010a\u010a": 1, "a": 2, "b": 3, "1": 4}
     pieces = Tokenizer(models.BPE(vocab=words, merges=[("\u010a", "\u010a")]))
     pieces.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     pieces.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces)
-    head, text = "a\n\n", "b"
-    assert tokenizer.encode(head) + tokenizer.encode(text) != tokenizer.encode(head + text)
-    assert [*head_tokens(tokenizer, head), *tokenizer.encode(text)] == tokenizer.encode(head + text)
-    assert head_tokens(tokenizer, "a1").tolist() == [2, 4]
+    prefix, text = "a\n\n", "b"
+    assert tokenizer.encode(prefix) + tokenizer.encode(text) != tokenizer.encode(prefix + text)
+    assert [*prefix_tokens(tokenizer, prefix), *tokenizer.encode(text)] == tokenizer.encode(
+        prefix + text
+    )
+    assert prefix_tokens(tokenizer, "a1").tolist() == [2, 4]
 
 
-def test_a_head_of_no_tokens_is_not_stored(docs: Path, store: KVStore) -> None:
+def test_a_prompt_prefix_of_no_tokens_is_not_stored(docs: Path, store: KVStore) -> None:
     engine = MadeUpEngine(store, bos=False)
-    run(engine, docs, head="  ")
+    run(engine, docs, prefix="  ")
     assert {item.kind for item in engine.captured} == {"document"}

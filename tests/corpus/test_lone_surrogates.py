@@ -48,14 +48,14 @@ def test_documents_that_are_none(engine: MadeUpEngine, documents: Any) -> None:
     assert engine.captured == []
 
 
-@pytest.mark.parametrize("head", [LONE, None])
-def test_a_head_that_is_none(engine: MadeUpEngine, docs: Path, head: Any) -> None:
+@pytest.mark.parametrize("prefix", [LONE, None])
+def test_a_prompt_prefix_that_is_none(engine: MadeUpEngine, docs: Path, prefix: Any) -> None:
     runs: list[Callable[[], object]] = [
-        lambda: precompute(engine, [docs], head=head),
-        lambda: precompute_texts(engine, [("one", ["w1"])], head=head),
+        lambda: precompute(engine, [docs], prefix=prefix),
+        lambda: precompute_texts(engine, [("one", ["w1"])], prefix=prefix),
     ]
     for run in runs:
-        with pytest.raises(OptionError, match="the head is"):
+        with pytest.raises(OptionError, match="the prompt prefix is"):
             run()
     assert engine.captured == []
 

@@ -19,7 +19,7 @@ from tests.corpus.made_up_engine import BOS, FINGERPRINT, MadeUpEngine
 
 
 def run(engine: Capturer, *paths: Path, **options: object) -> PrecomputeResult:
-    return precompute(engine, paths, **{"chunk_tokens": 8, "context": ("head",), **options})  # type: ignore[arg-type]
+    return precompute(engine, paths, **{"chunk_tokens": 8, "context": ("prefix",), **options})  # type: ignore[arg-type]
 
 
 def chunk_texts(store: KVStore, engine: MadeUpEngine, name: str) -> list[str]:
@@ -54,21 +54,21 @@ def test_chunks_stand_behind_what_every_prompt_starts_with(
     assert not any(BOS in item.tokens for item in engine.captured)
 
 
-def test_a_head_is_the_chunks_context_and_a_chunk_itself(
+def test_a_prompt_prefix_is_the_chunks_context_and_a_chunk_itself(
     docs: Path, engine: MadeUpEngine, store: KVStore
 ) -> None:
-    head = tuple(engine.tokenizer.encode("w9 w8 w7"))
-    assert head[0] == BOS
-    run(engine, docs, head="w9 w8 w7")
-    (stored_head,) = [item for item in engine.captured if item.kind == "head"]
-    assert tuple(stored_head.tokens) == head
-    assert tuple(stored_head.context) == ()
+    prefix = tuple(engine.tokenizer.encode("w9 w8 w7"))
+    assert prefix[0] == BOS
+    run(engine, docs, prefix="w9 w8 w7")
+    (stored_prefix,) = [item for item in engine.captured if item.kind == "head"]
+    assert tuple(stored_prefix.tokens) == prefix
+    assert tuple(stored_prefix.context) == ()
     documents = [item for item in engine.captured if item.kind == "document"]
-    assert {tuple(item.context) for item in documents} == {head}
+    assert {tuple(item.context) for item in documents} == {prefix}
 
-    run(engine, docs, head="w6")
+    run(engine, docs, prefix="w6")
     kinds = [record.kind for record in store.chunks()]
-    assert kinds.count("head") == 1, "the old head went with the last document behind it"
+    assert kinds.count("head") == 1, "the old prefix went with the last document behind it"
     assert len(kinds) == 6
 
 
@@ -124,7 +124,7 @@ def _all_tokens(store: KVStore) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    "change", [{"chunk_tokens": 16}, {"overlap": 4}, {"head": "w1"}, {"context": ("left",)}]
+    "change", [{"chunk_tokens": 16}, {"overlap": 4}, {"prefix": "w1"}, {"context": ("left",)}]
 )
 def test_other_parameters_make_other_chunks(
     docs: Path, engine: MadeUpEngine, change: dict[str, object]
@@ -253,8 +253,8 @@ def test_what_makes_no_sense_is_refused_before_anything_is_read(
         run(engine, docs, overlap=8)
     with pytest.raises(OptionError):
         run(engine, docs, namespace="")
-    with pytest.raises(OptionError, match="'right': use head, left"):
-        run(engine, docs, context=("head", "right"))
+    with pytest.raises(OptionError, match="'right': use prefix, left"):
+        run(engine, docs, context=("prefix", "right"))
     with pytest.raises(OptionError, match="use one or more of"):
         run(engine, docs, context=())
     with pytest.raises(CorpusError):

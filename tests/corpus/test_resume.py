@@ -29,7 +29,7 @@ def test_killed(folder: Path, tmp_path: Path, chunks: int) -> None:
     with KVStore(tmp_path / "store") as store:
         assert store.verify().ok, "the index promises only what is there"
         engine = MadeUpEngine(store)
-        result = precompute(engine, [folder], chunk_tokens=8, context=["head"])
+        result = precompute(engine, [folder], chunk_tokens=8, context=["prefix"])
         total = DOCUMENTS * SENTENCES
         assert result.chunks_captured == total - chunks, "what was written was taken in"
         assert result.changed + result.unchanged == DOCUMENTS
@@ -44,13 +44,13 @@ def test_stopped_by_ctrl_c(folder: Path, store: KVStore, engine: MadeUpEngine) -
 
     engine.before_write = interrupt
     with pytest.raises(KeyboardInterrupt):
-        precompute(engine, [folder], chunk_tokens=8, context=["head"])
+        precompute(engine, [folder], chunk_tokens=8, context=["prefix"])
     assert len(list(store.chunks())) == 40
     whole = len(store.sources())
     assert 0 < whole < DOCUMENTS
 
     engine.before_write = lambda: None
-    result = precompute(engine, [folder], chunk_tokens=8, context=["head"])
+    result = precompute(engine, [folder], chunk_tokens=8, context=["prefix"])
     assert (result.unchanged, result.changed) == (whole, DOCUMENTS - whole)
     assert result.chunks_captured == DOCUMENTS * SENTENCES - 40
 
@@ -62,7 +62,7 @@ def test_a_torn_file_is_computed_again(folder: Path, store: KVStore, engine: Mad
 
     engine.before_write = interrupt
     with pytest.raises(SystemExit):
-        precompute(engine, [folder], chunk_tokens=8, context=["head"])
+        precompute(engine, [folder], chunk_tokens=8, context=["prefix"])
     torn = engine.captured[0]
     path = store.path(engine.fingerprint, "default", torn.id)
     store.remove(engine.fingerprint, "default", [torn.id])
@@ -70,6 +70,6 @@ def test_a_torn_file_is_computed_again(folder: Path, store: KVStore, engine: Mad
 
     engine.captured.clear()
     engine.before_write = lambda: None
-    precompute(engine, [folder], chunk_tokens=8, context=["head"])
+    precompute(engine, [folder], chunk_tokens=8, context=["prefix"])
     assert torn.id in {item.id for item in engine.captured}
     assert store.verify().ok

@@ -14,12 +14,12 @@ from tests.corpus.made_up_engine import MadeUpEngine
 
 
 def test_a_dry_run_tells_what_a_run_does(docs: Path, engine: MadeUpEngine, store: KVStore) -> None:
-    for context in (["head"], ["head", "left"]):
+    for context in (["prefix"], ["prefix", "left"]):
         told = precompute(engine, [docs], chunk_tokens=8, context=context, dry_run=True).to_compute
-        assert not engine.captured or context != ["head"]
+        assert not engine.captured or context != ["prefix"]
         done = precompute(engine, [docs], chunk_tokens=8, context=context)
         assert told == ToCompute(2, done.chunks_captured, done.tokens, done.tokens * 16)
-    again = precompute(engine, [docs], chunk_tokens=8, context=["head", "left"], dry_run=True)
+    again = precompute(engine, [docs], chunk_tokens=8, context=["prefix", "left"], dry_run=True)
     assert (again.unchanged, again.to_compute) == (2, ToCompute(0, 0, 0, 0))
 
 
@@ -37,7 +37,7 @@ def test_a_store_does_not_become_larger_than_it_may(
         (docs / f"more {number:02}.txt").write_text(sentence(number + 10))
     one = 8 * engine.kv_bytes_per_token
     few = precompute(
-        engine, [docs], chunk_tokens=8, context=["head"], namespace="another", max_bytes=20 * one
+        engine, [docs], chunk_tokens=8, context=["prefix"], namespace="another", max_bytes=20 * one
     )
     assert few.chunks_captured == 20
     assert len(few.failures) == few.documents - few.changed
@@ -47,15 +47,15 @@ def test_a_store_does_not_become_larger_than_it_may(
     engine.kv_bytes_per_token = few.bytes // few.tokens
     there = few.bytes
     more = precompute(
-        engine, [docs], chunk_tokens=8, context=["head"], max_bytes=there + 40 * few.bytes // 20
+        engine, [docs], chunk_tokens=8, context=["prefix"], max_bytes=there + 40 * few.bytes // 20
     )
     assert 38 <= more.chunks_captured <= 40 and more.failures
     nothing_new = precompute(
-        engine, [docs / "a.txt"], chunk_tokens=8, context=["head"], max_bytes=0
+        engine, [docs / "a.txt"], chunk_tokens=8, context=["prefix"], max_bytes=0
     )
     assert (nothing_new.changed, nothing_new.failures) == (1, [])
     assert not precompute(
-        engine, [docs], chunk_tokens=8, context=["head"], max_bytes=10**9
+        engine, [docs], chunk_tokens=8, context=["prefix"], max_bytes=10**9
     ).failures
 
 

@@ -48,7 +48,7 @@ RUN = ("precompute", "info", "ls", "verify")
 MARKED = 3
 """No more blocks than these are not run."""
 
-HEAD = "Answer by these passages:"
+PREFIX = "Answer by these passages:"
 PUMP = "The pump is started by its green button. It stands in the cellar, behind the boiler.\n\n"
 TEXTS = {"docs/pump.md": PUMP * 3, "manuals/valve.txt": "The valve opens to the left.\n" * 9}
 PROMPT = f"{PUMP * 3}How is the pump started?"
@@ -102,7 +102,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[[str
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).symlink_to(tiny_model(arch))
     questions = json.dumps({"prompt": PROMPT}) + "\n"
-    files = {**TEXTS, "faq.md": PUMP, "head.txt": HEAD, "questions.jsonl": questions}
+    files = {**TEXTS, "faq.md": PUMP, "prefix.txt": PREFIX, "questions.jsonl": questions}
     for name, text in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)

@@ -21,7 +21,7 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 NAMED = (
     "keys.json",
     "operator.key",
-    "head.txt",
+    "prefix.txt",
     "questions.jsonl",
     "faq.md",
     "template",

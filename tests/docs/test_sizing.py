@@ -35,12 +35,12 @@ def test_bytes_of_a_token(row: list[str], tmp_path: Path) -> None:
     )
     numbers = torch.zeros(TOKENS, heads, width, dtype=getattr(torch, dtype))
     path = tmp_path / "chunk.safetensors"
-    behind_head = write_chunk(path, header, [(numbers, numbers)] * layers)
+    behind_prefix = write_chunk(path, header, [(numbers, numbers)] * layers)
     behind_left = write_chunk(
         path, header, [(numbers, numbers)] * layers, torch.zeros(layers, TOKENS, dtype=torch.uint8)
     )
-    assert 0 <= behind_head - TOKENS * token < 0.01 * TOKENS * token
-    assert 0 <= behind_head + behind_left - TOKENS * stored < 0.01 * TOKENS * stored
+    assert 0 <= behind_prefix - TOKENS * token < 0.01 * TOKENS * token
+    assert 0 <= behind_prefix + behind_left - TOKENS * stored < 0.01 * TOKENS * stored
 
 
 def test_the_examples_follow_from_the_table() -> None:

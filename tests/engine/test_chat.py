@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from semkv_rag.corpus import precompute_texts
-from semkv_rag.corpus.chat_head import chat_head
+from semkv_rag.corpus.chat_prefix import chat_prefix
 from semkv_rag.engine import Engine
 from semkv_rag.engine.chat import ChatService, ChatSettings
 from semkv_rag.errors import EngineError, OptionError
@@ -269,18 +269,18 @@ def test_a_closed_engine_says_so(engines: Engines, reader: Path) -> None:
         backend.stream("text", {}, {})
 
 
-def test_a_message_behind_the_head_of_the_chat_template_is_reused_as_it_is(
+def test_a_message_behind_the_prompt_prefix_of_the_chat_template_is_reused_as_it_is(
     llava: Engine, namespace: str
 ) -> None:
     rule, passage = (
         "who owns this harbour and the store ?\n" * 4,
         "the store keeps the floor . " * 8,
     )
-    head = chat_head(llava.tokenizer, rule)
-    precompute_texts(llava, [("one", [passage])], namespace=namespace, head=head)
+    prefix = chat_prefix(llava.tokenizer, rule)
+    precompute_texts(llava, [("one", [passage])], namespace=namespace, prefix=prefix)
     message = {"role": "user", "content": f"{rule}{passage}Who?"}
     asked = LocalBackend(llava).answer([message], {"max_tokens": 1}, {"namespace": namespace})
-    tokens = llava.tokenizer.encode(head + passage, add_special_tokens=False)
+    tokens = llava.tokenizer.encode(prefix + passage, add_special_tokens=False)
     seen = report(asked)
     assert seen.exact_tokens + seen.cached_tokens >= len(tokens) - 1
     assert seen.recomputed_tokens == 0

@@ -185,7 +185,7 @@ def test_another_image_under_the_same_text(
         assert_same(answer, plain(vlm, asked))
 
 
-def test_prompts_with_a_common_head_are_all_stored(
+def test_prompts_with_a_common_prefix_are_all_stored(
     vlm: Engine, tiering: PromptLookup, namespace: str
 ) -> None:
     """As chat templates and system prompts make them."""
@@ -354,7 +354,9 @@ def test_a_bad_file_behind_an_image(
     assert_same(again, plain(vlm, prompt(picture(32), QUESTION + OTHER)))
 
 
-def test_a_prompt_whose_head_could_not_be_filled_in_is_stored(vlm: Engine, namespace: str) -> None:
+def test_a_prompt_whose_prefix_could_not_be_filled_in_is_stored(
+    vlm: Engine, namespace: str
+) -> None:
     """vLLM computes such a prompt, from the first token that was to be filled in."""
     assert vlm.store is not None
     image = picture(34)

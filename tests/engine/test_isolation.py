@@ -65,14 +65,14 @@ def test_blocks_that_fill_up_while_an_answer_is_decoded(
 
 def test_kv_behind_a_blend_is_the_blend_s_alone(engine: Engine) -> None:
     (chunk,) = store_chunks(engine, [random_tokens(991, 40)], namespace="default")
-    head = random_tokens(992, BLOCK + 8)
+    prefix = random_tokens(992, BLOCK + 8)
     # The first inexact token stands in a block that is not full when the request comes.
-    prompt = head + chunk.tokens[:18]
+    prompt = prefix + chunk.tokens[:18]
     assert len(prompt) < 2 * BLOCK
     reuse = ReuseOptions(selector="none")
     answer = engine.generate(prompt, sampling={**FREE, "max_tokens": 3 * BLOCK}, reuse=reuse)
     assert answer.report.reused_tokens > 0
-    assert cached(engine, [*prompt, *answer.token_ids, 9, 10], "default") == BLOCK, "of the head"
+    assert cached(engine, [*prompt, *answer.token_ids, 9, 10], "default") == BLOCK, "of the prefix"
 
 
 def test_a_salt_of_a_client_s_own_is_kept_apart_too(engine: Engine, namespace: str) -> None:

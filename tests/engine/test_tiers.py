@@ -150,9 +150,11 @@ def test_what_reuses_chunks_is_not_captured(
     assert stored(engine, namespace) == 0
 
 
-def test_a_prompt_behind_a_stored_head_is_stored_whole(engine: Engine, namespace: str) -> None:
-    head = random_tokens(9020, 40)
-    first, second = (head + random_tokens(seed, 100) for seed in (9021, 9022))
+def test_a_prompt_behind_a_stored_prompt_prefix_is_stored_whole(
+    engine: Engine, namespace: str
+) -> None:
+    prefix = random_tokens(9020, 40)
+    first, second = (prefix + random_tokens(seed, 100) for seed in (9021, 9022))
     with tiered(engine, PromptCacheOptions(threshold=0.99)) as tiering:
         blended(engine, first, namespace=namespace)
         tiering.settle()

@@ -79,17 +79,17 @@ def test_here_and_there_are_the_same(local: Backend, remote: Backend, prompt: st
         assert not backend.supports_images
 
 
-def test_the_head_of_a_prompt(local: Backend, remote: Backend) -> None:
+def test_the_prefix_of_a_prompt(local: Backend, remote: Backend) -> None:
     text = "It is blue . school Question : ?"
     messages: list[Message] = [
         {"role": "system", "content": "It is blue ."},
         {"role": "user", "content": "school Question : ?"},
     ]
     for given in (text, messages):
-        here, there = (backend.head_of(given, "school") for backend in (local, remote))
+        here, there = (backend.prefix_of(given, "school") for backend in (local, remote))
         assert here == there
         assert here.strip().endswith("It is blue .")
-        assert local.head_of(given, "THERE") == ""
+        assert local.prefix_of(given, "THERE") == ""
 
 
 def test_options_of_a_request(backend: Backend, prompt: str) -> None:
@@ -171,9 +171,9 @@ def test_sources_come_and_go(backend: Backend) -> None:
 
 def test_texts_behind_the_one_before(backend: Backend) -> None:
     pair = ["The Vek tol mill has one wheel of oak .", "It was built by Nadia in 1988 ."]
-    result = backend.store_texts([("mill", pair)], context=["head", "left"])
+    result = backend.store_texts([("mill", pair)], context=["prefix", "left"])
     assert result.chunks_captured == 4, "each text is there twice"
-    for unknown in (["head", "right"], []):
+    for unknown in (["prefix", "right"], []):
         with pytest.raises(OptionError, match="use"):
             backend.store_texts([("mill", pair)], context=unknown)  # type: ignore[arg-type]
     assert backend.forget(["mill"]) == 1

@@ -77,18 +77,18 @@ def test_an_answer_without_a_report_has_none() -> None:
 
 def test_a_stream_s_parts_and_its_end() -> None:
     answer = StreamedAnswer()
-    head = {"id": "x", "model": "m"}
-    first = answer.take({**head, "choices": [{"delta": {"role": "assistant", "content": ""}}]})
+    common = {"id": "x", "model": "m"}
+    first = answer.take({**common, "choices": [{"delta": {"role": "assistant", "content": ""}}]})
     assert first is None
-    text = answer.take({**head, "choices": [{"delta": {"content": "a"}, "logprobs": {"c": 1}}]})
+    text = answer.take({**common, "choices": [{"delta": {"content": "a"}, "logprobs": {"c": 1}}]})
     assert text is not None and (text.text, text.logprobs) == ("a", {"c": 1})
     begun = {"index": 1, "id": "c1", "function": {"name": "look", "arguments": None}}
     delta = {"content": None, "tool_calls": [begun]}
     ending = {"delta": delta, "finish_reason": "tool_calls"}
-    call = answer.take({**head, "choices": [ending], **REPORT})
+    call = answer.take({**common, "choices": [ending], **REPORT})
     assert call is not None
     assert call.tool_calls == ({"index": 1, "id": "c1", "function": {"name": "look"}},)
-    assert answer.take({**head, "choices": [], "usage": USAGE}) is None
+    assert answer.take({**common, "choices": [], "usage": USAGE}) is None
     last = answer.last()
     assert (last.text, last.report) == ("", {"kv_cache": "hit"})
     assert last.raw is not None

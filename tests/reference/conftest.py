@@ -39,7 +39,7 @@ def random_tokens(count: int, seed: int) -> list[int]:
     return torch.randint(2, 512, (count,), generator=generator).tolist()
 
 
-HEAD = random_tokens(7, seed=1)
+PREFIX = random_tokens(7, seed=1)
 FIRST, SECOND, THIRD = (random_tokens(24, seed) for seed in (2, 3, 4))
 OTHER_CONTEXT = random_tokens(50, seed=5)
 BETWEEN = random_tokens(4, seed=6)
@@ -62,7 +62,7 @@ class Case:
 
 def mixed_case(model: ReferenceModel) -> Case:
     return Case(
-        prompt=HEAD + FIRST + SECOND[3:20] + BETWEEN + THIRD + SECOND + QUESTION,
+        prompt=PREFIX + FIRST + SECOND[3:20] + BETWEEN + THIRD + SECOND + QUESTION,
         spans=(
             Span("first", src=0, dst=7, length=24, base=7, exact=True),
             Span("second", src=3, dst=31, length=17),
@@ -70,7 +70,7 @@ def mixed_case(model: ReferenceModel) -> Case:
             Span("second", src=0, dst=76, length=24),
         ),
         stored={
-            "first": model.stored(HEAD, FIRST),
+            "first": model.stored(PREFIX, FIRST),
             "second": model.stored([], SECOND),
             "third": model.stored(OTHER_CONTEXT, THIRD),
         },

@@ -16,7 +16,7 @@ from tests.reference import ReferenceModel
 from tests.reference.cacheblend import highest, with_neighbours
 from tests.reference.conftest import (
     FIRST,
-    HEAD,
+    PREFIX,
     QUESTION,
     SECOND,
     Case,
@@ -41,12 +41,12 @@ def test_full_recompute_is_full_prefill(model: ReferenceModel, options: dict[str
 def test_exact_spans_are_full_prefill_without_recompute(
     model: ReferenceModel, selector: str
 ) -> None:
-    prompt = HEAD + FIRST + SECOND + QUESTION
+    prompt = PREFIX + FIRST + SECOND + QUESTION
     spans = (
         Span("first", src=0, dst=7, length=24, base=7, exact=True),
         Span("second", src=0, dst=31, length=24, base=31, exact=True),
     )
-    stored = {"first": model.stored(HEAD, FIRST), "second": model.stored(HEAD + FIRST, SECOND)}
+    stored = {"first": model.stored(PREFIX, FIRST), "second": model.stored(PREFIX + FIRST, SECOND)}
     plan = ReusePlan(spans, 55, ReuseOptions(selector=selector))
     result = model.blend(prompt, plan, stored)
     torch.testing.assert_close(result.logprobs, model.logprobs(prompt), atol=1e-4, rtol=0)
@@ -55,7 +55,7 @@ def test_exact_spans_are_full_prefill_without_recompute(
 
 def test_exact_tokens_come_from_the_store(model: ReferenceModel) -> None:
     case = mixed_case(model)
-    wrong = model.stored(HEAD, SECOND)
+    wrong = model.stored(PREFIX, SECOND)
     result = model.blend(case.prompt, case.plan(ratio=1.0), {**case.stored, "first": wrong})
     for (keys, values), (wrong_keys, wrong_values) in zip(result.layers, wrong, strict=True):
         torch.testing.assert_close(keys[7:31], wrong_keys, atol=1e-5, rtol=0)
@@ -110,7 +110,7 @@ def test_by_chance_needs_rows_and_takes_reused_ones_only(load_model: LoadModel) 
     plan = case.plan(selector="by_chance")
     with pytest.raises(ValueError, match="by_chance needs rows"):
         model.blend(case.prompt, plan, case.stored)
-    for row in (0, 8, 49, len(case.prompt) - 1):  # head, exact, between, question
+    for row in (0, 8, 49, len(case.prompt) - 1):  # prefix, exact, between, question
         with pytest.raises(ValueError, match="rows"):
             model.blend(case.prompt, plan, case.stored, [row])
 
@@ -142,12 +142,12 @@ def test_what_the_question_attends_to_over_right_kv_is_the_models_own_attention(
     load_model: LoadModel,
 ) -> None:
     model = load_model("gemma2")  # with a soft cap
-    prompt = HEAD + FIRST + SECOND + QUESTION
+    prompt = PREFIX + FIRST + SECOND + QUESTION
     spans = (
         Span("first", src=0, dst=7, length=24, base=7, exact=True),
         Span("second", src=0, dst=31, length=24, base=31),
     )
-    stored = {"first": model.stored(HEAD, FIRST), "second": model.stored(HEAD + FIRST, SECOND)}
+    stored = {"first": model.stored(PREFIX, FIRST), "second": model.stored(PREFIX + FIRST, SECOND)}
     plan = ReusePlan(spans, 55, ReuseOptions(selector="query_attention", ratio=0.5)).asking(prompt)
     asked = model.asked(prompt, plan, stored)
     hf = model.hf(torch.tensor([prompt]), output_attentions=True)

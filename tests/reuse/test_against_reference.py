@@ -58,9 +58,9 @@ def stores_and_prompts(draw: st.DrawFn) -> tuple[dict[str, StoredTokens], list[i
     token = st.integers(0, draw(st.sampled_from([1, 2, 3, 9, 1000])))
     text = st.lists(token, max_size=30)
     chunks = draw(st.lists(st.lists(token, min_size=1, max_size=50), min_size=1, max_size=5))
-    head = draw(text)
-    contexts = [draw(st.sampled_from([[], head, head[-3:], chunks[0]])) for _ in chunks]
-    prompt = list(head) if draw(st.booleans()) else []
+    prefix = draw(text)
+    contexts = [draw(st.sampled_from([[], prefix, prefix[-3:], chunks[0]])) for _ in chunks]
+    prompt = list(prefix) if draw(st.booleans()) else []
     for _ in range(draw(st.integers(0, 5))):
         chunk = draw(st.sampled_from(chunks))
         start = draw(st.integers(0, len(chunk)))
@@ -110,9 +110,9 @@ def test_matches_the_reference(
 
 @st.composite
 def variants_and_prompts(draw: st.DrawFn) -> tuple[dict[str, StoredTokens], list[int]]:
-    """Chunks stored behind several contexts, and a prompt of head, chunks and what joins them."""
+    """Chunks stored behind several contexts, and a prompt of prefix, chunks and what joins them."""
     tokens = itertools.count(draw(st.sampled_from([100, 10_000])))
-    head = list(itertools.islice(tokens, draw(st.sampled_from([0, 1, 9, 30]))))
+    prefix = list(itertools.islice(tokens, draw(st.sampled_from([0, 1, 9, 30]))))
     sizes = draw(st.lists(st.sampled_from([4, 12, 20, 40]), min_size=2, max_size=5))
     texts = [[*itertools.islice(tokens, size), 7] for size in sizes]
     joint = draw(st.sampled_from([[], [8], [8, 9, 8], [8] * 9]))
@@ -120,8 +120,8 @@ def variants_and_prompts(draw: st.DrawFn) -> tuple[dict[str, StoredTokens], list
     for text in texts:
         before = [*texts, [], texts[0][-3:], texts[0][:-2], [7, 8]]
         for neighbour in draw(st.lists(st.sampled_from(before), min_size=1, max_size=4)):
-            stored.append(StoredTokens(token_array(text), token_array(head + neighbour)))
-    prompt = list(head)
+            stored.append(StoredTokens(token_array(text), token_array(prefix + neighbour)))
+    prompt = list(prefix)
     for text in draw(st.lists(st.sampled_from(texts), max_size=6)):
         cut = draw(st.sampled_from([0, 0, 0, 1, 6]))
         prompt += text[: len(text) - cut] + joint

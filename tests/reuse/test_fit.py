@@ -11,7 +11,7 @@ from semkv_rag.reuse.fit import fitting, rank
 
 from .reference import fitting as counted
 
-HEAD = list(range(100, 120))
+PREFIX = list(range(100, 120))
 A = list(range(1000, 1040))
 
 
@@ -22,21 +22,21 @@ def fit(context: list[int], before: list[int]) -> int:
 @pytest.mark.parametrize(
     ("before", "tokens"),
     [
-        ([*HEAD, *A], 60),
+        ([*PREFIX, *A], 60),
         ([7, *A], 40),
-        ([*HEAD, *A, 3, 4], 60),  # something between
-        ([*HEAD, *A[:-2], 5], 58),  # the end merged with something
+        ([*PREFIX, *A, 3, 4], 60),  # something between
+        ([*PREFIX, *A[:-2], 5], 58),  # the end merged with something
         ([*A, *[3] * 8], 40),
         ([*A, *[3] * 9], 0),
         (A[-8:], 8),
         (A[-7:], 0),
         ([*A[:-8], 3], 32),
-        (HEAD, 0),
+        (PREFIX, 0),
         ([], 0),
     ],
 )
 def test_a_neighbour_that_stands_there_or_nearly_so(before: list[int], tokens: int) -> None:
-    assert fit(HEAD + A, before) == tokens
+    assert fit(PREFIX + A, before) == tokens
 
 
 def test_few_tokens_count_when_they_are_the_whole_context() -> None:
@@ -45,14 +45,14 @@ def test_few_tokens_count_when_they_are_the_whole_context() -> None:
 
 
 def test_ranks() -> None:
-    prompt = token_array([*HEAD, *A, 1])
+    prompt = token_array([*PREFIX, *A, 1])
 
     def of(context: list[int], at: int) -> tuple[bool, int, int]:
         return rank(token_array(context), prompt, at)
 
-    assert of(HEAD, 20) < of(HEAD[5:], 20), "exact before all"
-    assert of(HEAD + A[:20], 60) < of(HEAD, 60), "neither is there: the longer"
-    assert of([], 60) > of(HEAD, 60), "its own attention sink"
+    assert of(PREFIX, 20) < of(PREFIX[5:], 20), "exact before all"
+    assert of(PREFIX + A[:20], 60) < of(PREFIX, 60), "neither is there: the longer"
+    assert of([], 60) > of(PREFIX, 60), "its own attention sink"
     assert of([], 0)[0] is False
     assert of([], -3)[0] is True, "its start is cut off"
 

@@ -4,37 +4,37 @@ from __future__ import annotations
 
 from .shelf import Shelf
 
-HEAD = list(range(100, 120))
+PREFIX = list(range(100, 120))
 TEXT = list(range(1000, 1040))
 IMAGE = [-5 - row for row in range(16)]
 OTHER = [-500 - row for row in range(16)]
 
 
 def test_an_image_and_the_text_behind_it_are_exact(shelf: Shelf) -> None:
-    shelf.put("a", HEAD + IMAGE + TEXT)
-    assert shelf.match(HEAD + IMAGE + TEXT) == [("a", 0, 0, 76, True)]
-    assert shelf.match(HEAD + IMAGE + TEXT[:20] + [7]) == [("a", 0, 0, 56, True)]
+    shelf.put("a", PREFIX + IMAGE + TEXT)
+    assert shelf.match(PREFIX + IMAGE + TEXT) == [("a", 0, 0, 76, True)]
+    assert shelf.match(PREFIX + IMAGE + TEXT[:20] + [7]) == [("a", 0, 0, 56, True)]
 
 
 def test_text_behind_another_image_is_not_reused(shelf: Shelf) -> None:
-    shelf.put("a", HEAD + IMAGE + TEXT)
-    assert shelf.match(HEAD + OTHER + TEXT) == [("a", 0, 0, 20, True)]
-    assert shelf.match([7, *HEAD, *OTHER, *TEXT]) == [("a", 0, 1, 20, False)]
+    shelf.put("a", PREFIX + IMAGE + TEXT)
+    assert shelf.match(PREFIX + OTHER + TEXT) == [("a", 0, 0, 20, True)]
+    assert shelf.match([7, *PREFIX, *OTHER, *TEXT]) == [("a", 0, 1, 20, False)]
     assert shelf.match(TEXT) == []
-    shelf.put("b", TEXT, HEAD + IMAGE)
+    shelf.put("b", TEXT, PREFIX + IMAGE)
     assert shelf.match(TEXT) == []
-    assert shelf.match(HEAD + IMAGE + TEXT)[-1][-1]
+    assert shelf.match(PREFIX + IMAGE + TEXT)[-1][-1]
 
 
 def test_text_that_saw_no_image_is_reused_behind_one(shelf: Shelf) -> None:
-    shelf.put("a", HEAD + IMAGE + TEXT)
+    shelf.put("a", PREFIX + IMAGE + TEXT)
     shelf.put("document", TEXT)
-    assert shelf.match(HEAD + OTHER + TEXT) == [
+    assert shelf.match(PREFIX + OTHER + TEXT) == [
         ("a", 0, 0, 20, True),
         ("document", 0, 36, 40, False),
     ]
 
 
 def test_no_crumbs_before_an_image(shelf: Shelf) -> None:
-    shelf.put("a", HEAD[:4] + IMAGE + TEXT)
-    assert shelf.match([7, *HEAD[:4], *IMAGE, *TEXT]) == []
+    shelf.put("a", PREFIX[:4] + IMAGE + TEXT)
+    assert shelf.match([7, *PREFIX[:4], *IMAGE, *TEXT]) == []

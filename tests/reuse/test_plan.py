@@ -10,7 +10,7 @@ from semkv_rag.config import ReuseOptions
 from semkv_rag.reuse import ReusePlan, Span, make_plan
 
 OPTIONS = ReuseOptions()
-EXACT = Span("head", src=0, dst=0, length=20, base=0, exact=True)
+EXACT = Span("prefix", src=0, dst=0, length=20, base=0, exact=True)
 MOVED = Span("a", src=2, dst=25, length=30, base=20)
 
 
@@ -88,11 +88,11 @@ def test_digest_of_equal_plans_is_equal() -> None:
     assert len(plan(EXACT).digest()) == 32
 
 
-def test_an_exact_head() -> None:
+def test_an_exact_prompt_prefix() -> None:
     first = Span("a", src=0, dst=0, length=20, exact=True)
     second = Span("b", src=0, dst=20, length=10, base=20, exact=True)
     behind_gap = replace(second, dst=21)
-    for spans, head in (
+    for spans, prefix in (
         ([first], True),
         ([first, second], True),
         ([first, behind_gap], False),
@@ -100,4 +100,4 @@ def test_an_exact_head() -> None:
         ([first, replace(second, exact=False)], False),
     ):
         plan = make_plan(spans, 100, OPTIONS)
-        assert plan is not None and plan.is_exact_head is head
+        assert plan is not None and plan.is_exact_prompt_prefix is prefix

@@ -96,7 +96,7 @@ def test_what_a_route_leaves_is_the_tenant_s(engine: Engine, server: Server, nam
         with KVStore(server.store, read_only=True) as store:
             own = {record.id for record in store.chunks(namespace="default")}
         assert {*told["chunk_ids"], *filter(None, [told["donor"]])} <= own
-        # Its own: a chat's head, and what the prompts of one request share.
+        # Its own: a chat's prefix, and what the prompts of one request share.
         own_too = name in ("several prompts", "beam search", "chat, beam search")
         assert told["cached_tokens"] <= 32 or own_too
 

@@ -202,7 +202,7 @@ def test_a_tool_that_is_named_or_none_needs_no_parser(server: Server) -> None:
         ("precompute", {"documents": [{"name": "a"}]}),
         ("precompute", {"documents": [{"name": "a", "chunks": [1]}]}),
         ("precompute", {"documents": [], "surprise": 1}),
-        ("precompute", {"documents": [], "head": 3}),
+        ("precompute", {"documents": [], "prefix": 3}),
         ("forget", {"sources": "a"}),
         ("forget", []),
     ],

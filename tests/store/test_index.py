@@ -45,7 +45,7 @@ def test_tokens_are_those_of_the_file(store: KVStore) -> None:
         np.testing.assert_array_equal(stored.context, header.context)
 
 
-def test_chunks_behind_the_same_head_share_it(store: KVStore) -> None:
+def test_chunks_behind_the_same_prefix_share_it(store: KVStore) -> None:
     ids = [made.put(store, seed) for seed in range(3)]
     found = store.tokens(made.MODEL, "default", ids)
     assert found[ids[0]].context is found[ids[2]].context

@@ -102,7 +102,7 @@ def test_the_control() -> None:
 def test_passes() -> None:
     tiers = PromptCacheOptions(near_images=True, thresholds={"vision": 0.9})
     names = [setting.name for setting in settings(parser().parse_args([]), tiers)]
-    assert names == ["cold", "warm", "head"]
+    assert names == ["cold", "warm", "prefix"]
     video = settings(parser().parse_args(["--video", "--thresholds", "0.8,1"]), tiers)
     assert [(one.name, one.tiers and one.tiers.near_images) for one in video] == [
         ("near off", False),

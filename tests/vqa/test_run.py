@@ -16,7 +16,7 @@ from workbench.vqa.passes import Facts, Pass, Row, run
 from workbench.vqa.report import agreement, figures_of
 
 IMAGES = 3
-HEAD = "who owns this harbour where does that river end "
+PREFIX = "who owns this harbour where does that river end "
 
 
 def told(work: Pass) -> tuple[list[Row], Facts]:
@@ -33,13 +33,13 @@ def test_images_that_were_seen_in_another_process(
 ) -> None:
     """The vision tower runs once for each image, and never again; answers are plain vLLM's."""
     samples = read_gqa(*make_shapes(tmp_path / "data", IMAGES))
-    headed = [replace(sample, head=HEAD) for sample in samples]
+    prefixed = [replace(sample, prefix=PREFIX) for sample in samples]
     others = list(other_images(samples, len(samples)))
     plain = Pass(
         name="plain",
         model=str(tiny_model("idefics3")),
         engine_args=ENGINE_ARGS,
-        samples=(*samples, *headed, *others),
+        samples=(*samples, *prefixed, *others),
         max_tokens=4,
         template="<image>{question}",
     )
@@ -67,17 +67,17 @@ def test_images_that_were_seen_in_another_process(
     assert facts.stored_images == IMAGES
     assert facts.stored_prompts >= IMAGES
 
-    again, _ = told(replace(tiered, name="warm", samples=(*samples, *headed)))
+    again, _ = told(replace(tiered, name="warm", samples=(*samples, *prefixed)))
     assert [row.tower_calls for row in again] == [0] * len(again)
-    warm, head = again[: len(samples)], again[len(samples) :]
+    warm, prefix = again[: len(samples)], again[len(samples) :]
     assert all(row.report["kv_cache"] == "hit" for row in warm)
     assert sum(row.report["images_loaded"] for row in warm) == 0, "KV covers the images"
-    assert sum(row.report["images_loaded"] for row in head) == IMAGES
+    assert sum(row.report["images_loaded"] for row in prefix) == IMAGES
     uncached = [*references[: len(samples)], *references]
     for row, reference in zip([*cold, *again], uncached, strict=True):
         found = agreement(reference, row)
         assert found.same and found.difference < 1e-4, row.id
-    figures = figures_of(headed, head, references[len(samples) :], facts)
+    figures = figures_of(prefixed, prefix, references[len(samples) :], facts)
     assert figures["tiers"]["fusion"]["hit"] == IMAGES
     assert figures["answers_same"] == len(samples)
 

@@ -40,7 +40,7 @@ TINY_ARGS: dict[str, Any] = {
 }
 ENCODERS = ["semantic=minilm", "vision=phash"]
 VIDEO_ENCODERS = ["vision=phash"]  # a text layer takes no donor with another image
-HEAD = "Look at this picture and then answer . "
+PREFIX = "Look at this picture and then answer . "
 CONTROL = 100  # questions that are asked about another image too, in the plain pass
 THRESHOLDS = "0.8,0.9,0.97"
 
@@ -80,13 +80,13 @@ class Setting:
     Attributes:
         tiers: None for plain vLLM.
         store: a folder under the stores' own, or None.
-        head: whether a text stands before the image.
+        prefix: whether a text stands before the image.
     """
 
     name: str
     tiers: PromptCacheOptions | None
     store: str | None
-    head: bool = False
+    prefix: bool = False
 
 
 class Runner:
@@ -102,19 +102,19 @@ class Runner:
         self._work = work
         self._stores = stores
         self._quiet = quiet
-        self._headed = tuple(replace(sample, head=HEAD) for sample in work.samples)
+        self._prefixed = tuple(replace(sample, prefix=PREFIX) for sample in work.samples)
         self._references: dict[bool, list[Row]] = {}
         self.facts: dict[str, Facts] = {}
         self.figures: dict[str, dict[str, Any]] = {}
 
-    def plain(self, *, head: bool) -> tuple[list[Row], dict[str, Any]]:
+    def plain(self, *, prefix: bool) -> tuple[list[Row], dict[str, Any]]:
         """Plain vLLM's answers, and how they change with the image.
 
         Args:
-            head: whether those with a text before the image will be wanted.
+            prefix: whether those with a text before the image will be wanted.
         """
         samples, others = self._work.samples, tuple(other_images(self._work.samples, CONTROL))
-        asked = (*samples, *(self._headed if head else ()), *others)
+        asked = (*samples, *(self._prefixed if prefix else ()), *others)
         rows = self._run(Setting("plain", None, None), asked, shown=len(samples))
         own, rest = rows[: len(samples)], rows[len(samples) :]
         self._references = {False: own, True: rest[: len(rest) - len(others)]}
@@ -124,8 +124,8 @@ class Runner:
 
     def tiered(self, setting: Setting) -> None:
         """One pass with the tiers, behind plain vLLM's."""
-        samples = self._headed if setting.head else self._work.samples
-        references = self._references[setting.head]
+        samples = self._prefixed if setting.prefix else self._work.samples
+        references = self._references[setting.prefix]
         rows = self._run(setting, samples, shown=len(samples), references=references)
         self._tell(setting.name, samples, rows, references)
 
@@ -196,7 +196,7 @@ def settings(arguments: argparse.Namespace, tiers: PromptCacheOptions) -> list[S
         return [
             Setting("cold", tiers, "store"),
             Setting("warm", tiers, "store"),
-            Setting("head", tiers, "store", head=True),
+            Setting("prefix", tiers, "store", prefix=True),
         ]
     off = replace(tiers, near_images=False)
     passes = [Setting("near off", off, "off"), Setting("near off, warm", off, "off")]
@@ -277,7 +277,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         tower=arguments.vision_tower,
     )
     runner = Runner(work, stores, quiet=arguments.json)
-    plain, control = runner.plain(head=any(setting.head for setting in passes))
+    plain, control = runner.plain(prefix=any(setting.prefix for setting in passes))
     for setting in passes:
         runner.tiered(setting)
     figures = {

@@ -40,14 +40,14 @@ class Sample:
 
     Attributes:
         truth: the right answer, or None where it is not told.
-        head: text that stands before the image.
+        prefix: text that stands before the image.
     """
 
     id: str
     image: Path
     question: str
     truth: str | None
-    head: str = ""
+    prefix: str = ""
 
 
 def read_gqa(questions: Path, images: Path, limit: int | None = None) -> list[Sample]:

@@ -245,10 +245,10 @@ class _Prompts:
 
     def of(self, sample: Sample) -> str:
         if self._template is not None:
-            return sample.head + self._template.replace(QUESTION, sample.question)
+            return sample.prefix + self._template.replace(QUESTION, sample.question)
         content = [{"type": "image"}, {"type": "text", "text": sample.question}]
-        if sample.head:
-            content.insert(0, {"type": "text", "text": sample.head})
+        if sample.prefix:
+            content.insert(0, {"type": "text", "text": sample.prefix})
         text: str = self._processor.apply_chat_template(
             [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
         )

@@ -168,7 +168,7 @@ def reaction(pairs: Sequence[tuple[Row, Row]]) -> dict[str, Any]:
 
 def table(name: str, figures: Mapping[str, Any]) -> str:
     """A pass in a few lines: what each tier's hits came to, then all of it."""
-    heads = (
+    titles = (
         "hit/miss/skip",
         "latency of the hits, s",
         "tower",
@@ -178,7 +178,8 @@ def table(name: str, figures: Mapping[str, Any]) -> str:
     )
     lines = [
         f"{name}",
-        f"  {'':<20}{heads[0]:>14}  {heads[1]:>26}  {heads[2]:>6}{heads[3]:>7}{heads[4]:>14}  {heads[5]}",
+        f"  {'':<20}{titles[0]:>14}  {titles[1]:>26}  {titles[2]:>6}{titles[3]:>7}{titles[4]:>14}"
+        f"  {titles[5]}",
     ]
     for tier, told in figures["tiers"].items():
         counts = f"{told['hit']}/{told['miss']}/{told['skip']}"

@@ -201,7 +201,7 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
         return self._local[1]
 
     @abstractmethod
-    def head_of(self, prompt: PromptValue, marker: str) -> str:
+    def prefix_of(self, prompt: PromptValue, marker: str) -> str:
         """What the model sees of a prompt before a text in it; empty where the text is not in it."""
 
     def running_backend(self) -> Backend | None:

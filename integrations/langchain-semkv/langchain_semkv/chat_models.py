@@ -123,8 +123,8 @@ class ChatSemKV(BaseChatModel, SemKVModel[AIMessage]):
                 await run_manager.on_llm_new_token(part.text, chunk=chunk)
             yield chunk
 
-    def head_of(self, prompt: PromptValue, marker: str) -> str:
-        return self.backend().head_of(to_openai(prompt.to_messages()), marker)
+    def prefix_of(self, prompt: PromptValue, marker: str) -> str:
+        return self.backend().prefix_of(to_openai(prompt.to_messages()), marker)
 
     def _prepare(
         self, messages: list[BaseMessage], stop: list[str] | None, kwargs: Mapping[str, Any]

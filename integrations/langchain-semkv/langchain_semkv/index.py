@@ -44,7 +44,7 @@ class SemKVIndex(DocumentIndex):
     """The `ChatSemKV` or `SemKVLLM` whose model computes the documents, into its store."""
     vector_store: VectorStore | None = None
     """Gets the same documents; None keeps their KV alone."""
-    head: str = ""
+    prefix: str = ""
     """The text every prompt will start with. Documents are computed behind it alone: for other contexts
     use `SemKVPrecompute`, which is given a source as a whole."""
     document_prompt: BasePromptTemplate[str] | None = None
@@ -67,7 +67,11 @@ class SemKVIndex(DocumentIndex):
         texts = {id_: [as_prompted(one, self.document_prompt)] for id_, one in by_id.items()}
         # A document alone has no neighbour.
         result = store(
-            self._model, texts, namespace=self.namespace, head=self.head, context=DEFAULT_CONTEXT
+            self._model,
+            texts,
+            namespace=self.namespace,
+            prefix=self.prefix,
+            context=DEFAULT_CONTEXT,
         )
         if self.vector_store is not None:
             self.vector_store.add_documents(list(by_id.values()), ids=list(by_id), **kwargs)

@@ -51,8 +51,8 @@ class SemKVLLM(BaseLLM, SemKVModel[str]):
             params["ls_stop"] = ends
         return params
 
-    def head_of(self, prompt: PromptValue, marker: str) -> str:
-        return self.backend().head_of(prompt.to_string(), marker)
+    def prefix_of(self, prompt: PromptValue, marker: str) -> str:
+        return self.backend().prefix_of(prompt.to_string(), marker)
 
     def _generate(
         self,

@@ -32,12 +32,13 @@ class SemKVPrecompute(BaseDocumentTransformer):
 
     Args:
         llm: whose model computes them, into its store.
-        head: the text every prompt will start with, such as a system prompt as the chat template
+        prefix: the text every prompt will start with, such as a system prompt as the chat template
             writes it; see semkv-rag's `docs/precompute.md`.
-        prompt: the chain's prompt: the head is what the model sees of it before the documents.
+        prompt: the chain's prompt: the prompt prefix is what the model sees of it before the
+            documents.
         document_variable: the name in `prompt` of what the documents are put in for.
-        context: what stands to a chunk's left while it is computed, a variant of it for each: `head`,
-            or `left` (the document before it of the same source); see the same page.
+        context: what stands to a chunk's left while it is computed, a variant of it for each:
+            `prefix`, or `left` (the document before it of the same source); see the same page.
         document_prompt: how the chain writes a document into its prompt, when it writes more than
             its text: the `document_prompt` of `create_stuff_documents_chain`.
         source_key: the metadata's key that names a document's source.
@@ -52,7 +53,7 @@ class SemKVPrecompute(BaseDocumentTransformer):
         self,
         llm: SemKVModel[Any],
         *,
-        head: str | None = None,
+        prefix: str | None = None,
         prompt: BasePromptTemplate[Any] | None = None,
         document_variable: str = "context",
         context: Sequence[ContextMode] = DEFAULT_CONTEXT,
@@ -60,15 +61,15 @@ class SemKVPrecompute(BaseDocumentTransformer):
         source_key: str = "source",
         namespace: str | None = None,
     ) -> None:
-        if head is not None and prompt is not None:
-            raise OptionError("give the head, or the prompt that it is found in, not both")
+        if prefix is not None and prompt is not None:
+            raise OptionError("give the prompt prefix, or the prompt that it is found in, not both")
         if prompt is not None and document_variable not in prompt.input_variables:
             raise OptionError(
                 f"the prompt has no {{{document_variable}}}: say by document_variable where the"
                 f" documents are put in; it has {', '.join(prompt.input_variables)}"
             )
         self._llm = llm
-        self._head = head
+        self._prefix = prefix
         self._prompt = prompt
         self._document_variable = document_variable
         self._context = context_modes(context)
@@ -90,23 +91,27 @@ class SemKVPrecompute(BaseDocumentTransformer):
         for document in documents:
             text = as_prompted(document, self._document_prompt)
             sources.setdefault(self._source(document, text), []).append(text)
-        if self._head is None:
-            self._head = self._found_head()
+        if self._prefix is None:
+            self._prefix = self._found_prefix()
         self.result = store(
-            self._llm, sources, namespace=self._namespace, head=self._head, context=self._context
+            self._llm,
+            sources,
+            namespace=self._namespace,
+            prefix=self._prefix,
+            context=self._context,
         )
         return documents
 
-    def _found_head(self) -> str:
+    def _found_prefix(self) -> str:
         if self._prompt is None:
             return ""
         filled = dict.fromkeys(self._prompt.input_variables, "")
-        # Messages of an earlier conversation come between; without them the head ends before.
+        # Messages of an earlier conversation come between; without them the prefix ends before.
         for name, kind in self._prompt.input_types.items():
             if "list" in str(kind).lower():
                 filled[name] = []  # type: ignore[assignment]
         filled[self._document_variable] = _MARKER
-        return self._llm.head_of(self._prompt.invoke(filled), _MARKER)
+        return self._llm.prefix_of(self._prompt.invoke(filled), _MARKER)
 
     def _source(self, document: Document, text: str) -> str:
         named = document.metadata.get(self._source_key) or document.id
@@ -123,12 +128,12 @@ def store(
     sources: Mapping[str, Sequence[str]],
     *,
     namespace: str | None,
-    head: str,
+    prefix: str,
     context: Sequence[ContextMode],
 ) -> PrecomputeResult:
     """Store sources, given as name and texts; what failed is logged, too."""
     result = llm.backend().store_texts(
-        list(sources.items()), namespace=namespace or llm.namespace, head=head, context=context
+        list(sources.items()), namespace=namespace or llm.namespace, prefix=prefix, context=context
     )
     for failure in result.failures:
         logger.warning("the KV of %s is not stored: %s", failure.source, failure.reason)

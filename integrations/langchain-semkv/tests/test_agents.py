@@ -33,7 +33,7 @@ def stored(taught: dict[str, Any]) -> dict[str, Any]:
     documents = [Document(text) for text in found()]
     assert list(step.transform_documents(documents)) == documents
     assert step.result is not None
-    assert step.result.chunks_captured == 2 * len(documents), "behind the head, and a neighbour"
+    assert step.result.chunks_captured == 2 * len(documents), "behind the prefix, and a neighbour"
     return taught
 
 

@@ -42,7 +42,7 @@ def _texts() -> dict[str, list[str]]:
 
 
 VARIANTS = 2
-"""Each document is stored behind the head and, as it has no neighbour, behind a passage."""
+"""Each document is stored behind the prompt prefix and, as it has no neighbour, behind a passage."""
 
 
 def _documents(texts: dict[str, list[str]]) -> list[Document]:
@@ -156,14 +156,14 @@ def test_a_transformer_stores_and_passes_on(engine: Engine, llm: ChatSemKV, kept
 
 def test_documents_behind_the_one_before_of_their_source(llm: ChatSemKV, kept: Kept) -> None:
     texts = {name: parts[:2] for name, parts in _texts().items()}
-    SemKVPrecompute(llm, context=["head"]).transform_documents(_documents(texts))
+    SemKVPrecompute(llm, context=["prefix"]).transform_documents(_documents(texts))
     alone = kept.chunks()
     step = SemKVPrecompute(llm)
     step.transform_documents(_documents(texts))
     assert step.result is not None
     assert step.result.chunks_captured == 2 * len(texts), "the second of each, behind the first"
     assert kept.chunks().items() > alone.items()
-    with pytest.raises(OptionError, match="use head, left"):
+    with pytest.raises(OptionError, match="use prefix, left"):
         SemKVPrecompute(llm, context=["right"])  # type: ignore[list-item]
 
 
@@ -173,7 +173,7 @@ async def test_what_the_chain_writes_is_what_is_stored(
     written = PromptTemplate.from_template("{source} : {page_content}")
     text = _texts()["mok-pis"][1]
     document = Document(text, metadata={"source": "Mok pis"})
-    step = SemKVPrecompute(llm, document_prompt=written, head="Question : ")
+    step = SemKVPrecompute(llm, document_prompt=written, prefix="Question : ")
     await step.atransform_documents([document])
     prompt = f"Question : Mok pis : {text} who leads it ?"
     engine.reset_prefix_cache()
@@ -182,7 +182,7 @@ async def test_what_the_chain_writes_is_what_is_stored(
 
 
 @pytest.mark.parametrize("chat", [True, False])
-def test_the_head_is_found_in_the_chain_s_prompt(
+def test_the_prompt_prefix_is_found_in_the_chain_s_prompt(
     engine: Engine, namespace: str, chat: bool
 ) -> None:
     kind: Any = ChatSemKV if chat else SemKVLLM
@@ -203,7 +203,7 @@ def test_the_head_is_found_in_the_chain_s_prompt(
     with pytest.raises(OptionError, match="document_variable"):
         SemKVPrecompute(llm, prompt=prompt)
     with pytest.raises(OptionError, match="not both"):
-        SemKVPrecompute(llm, prompt=prompt, document_variable="documents", head="")
+        SemKVPrecompute(llm, prompt=prompt, document_variable="documents", prefix="")
 
 
 def _report_of(result: LLMResult) -> ReuseReport:

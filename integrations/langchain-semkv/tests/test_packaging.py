@@ -45,7 +45,7 @@ said: AIMessage = llm.invoke("Hello")
 text: str = SemKVLLM(model="some/model").invoke("Hello")
 parts: Iterator[str] = SemKVLLM(model="some/model").stream("Hello")
 ratio: float | Literal["auto"] | None = llm.ratio
-SemKVPrecompute(llm, head="You help.").transform_documents([Document("a")])
+SemKVPrecompute(llm, prefix="You help.").transform_documents([Document("a")])
 SemKVIndex(llm=llm).upsert([Document("a")])
 close_engines()
 wrong: int = llm.ratio

@@ -22,8 +22,8 @@ MOST_LINES = 3
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
 def test_an_example_shows_its_diff(example: Path) -> None:
     text = example.read_text()
-    head, _, code = text.partition("from __future__")
-    added = [line.strip()[1:] for line in head.splitlines() if line.strip().startswith("+")]
+    above, _, code = text.partition("from __future__")
+    added = [line.strip()[1:] for line in above.splitlines() if line.strip().startswith("+")]
     assert 0 < len(added) <= MOST_LINES
     for line in added:
         # The classes it brings are what the example itself uses.

@@ -16,7 +16,7 @@ from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.llms.semkv import KVPrecompute, SemKV, precompute_index
 
-from semkv_rag.corpus import head_tokens
+from semkv_rag.corpus import prefix_tokens
 from semkv_rag.corpus.split import tokenize
 from semkv_rag.engine import Engine
 from semkv_rag.errors import EngineError, OptionError
@@ -100,11 +100,11 @@ def stored(engine: Engine, namespace: str) -> dict[str, float]:
 
 def behind_nothing(llm: SemKV, **options: Any) -> KVPrecompute:
     """Each node is stored once, and not behind a template."""
-    return KVPrecompute(llm=llm, **{"head": "", "context": ("head",), **options})
+    return KVPrecompute(llm=llm, **{"prefix": "", "context": ("prefix",), **options})
 
 
 def id_of(engine: Engine, namespace: str, text: str) -> str:
-    return behind(engine, namespace, head_tokens(engine.tokenizer), text)
+    return behind(engine, namespace, prefix_tokens(engine.tokenizer), text)
 
 
 def behind(engine: Engine, namespace: str, context: TokenArray, text: str) -> str:
@@ -189,15 +189,15 @@ def test_metadata_that_the_model_sees_is_stored_with_the_text(engine: Engine, ll
     assert covered(llm, seen) == llm.count_tokens(seen) > llm.count_tokens(A)
 
 
-def test_a_chunk_right_behind_the_head_is_exact(llm: SemKV) -> None:
-    head = "Nobody knows why the library was dark . " * 3
-    behind_nothing(llm, head=head)([TextNode(text=A)])
-    seen = report(llm, head + A)
-    assert seen.exact_tokens == llm.count_tokens(head + A)
+def test_a_chunk_right_behind_the_prompt_prefix_is_exact(llm: SemKV) -> None:
+    prefix = "Nobody knows why the library was dark . " * 3
+    behind_nothing(llm, prefix=prefix)([TextNode(text=A)])
+    seen = report(llm, prefix + A)
+    assert seen.exact_tokens == llm.count_tokens(prefix + A)
 
 
 @pytest.mark.parametrize("template", [None, PromptTemplate("Read : {context_str} {query_str} ?")])
-def test_the_head_is_found_in_the_query_engine_s_template(
+def test_the_prompt_prefix_is_found_in_the_query_engine_s_template(
     engine: Engine,
     namespace: str,
     reports: Callable[[], list[ReuseReport]],
@@ -209,9 +209,9 @@ def test_the_head_is_found_in_the_query_engine_s_template(
     engine.reset_prefix_cache()
     index.as_query_engine(llm=llm, text_qa_template=template).query("who leads Tre klim ?")
     (seen,) = reports()
-    head = llm.head_of(template)
-    assert ("Read :" if template else "Context information is below") in head
-    assert seen.exact_tokens >= llm.count_tokens(A), "a head of a few tokens is not reused itself"
+    prefix = llm.prefix_of(template)
+    assert ("Read :" if template else "Context information is below") in prefix
+    assert seen.exact_tokens >= llm.count_tokens(A), "a prefix of a few tokens is not reused itself"
     assert seen.reused_tokens == llm.count_tokens(B)
 
 
@@ -224,26 +224,26 @@ def test_nodes_behind_the_node_before(engine: Engine, namespace: str, llm: SemKV
             documents=documents(one=f"{A}\n\n{B}", two=C)
         )
 
-    run("head")
-    heads = {id_of(engine, namespace, text) for text in (A, B, C)}
-    assert stored(engine, namespace).keys() == heads
-    run("head", "left")  # the pipeline's cache knows that this is another step
-    neighbour = np.concatenate((head_tokens(engine.tokenizer), tokenize(engine.tokenizer, A)))
+    run("prefix")
+    alone = {id_of(engine, namespace, text) for text in (A, B, C)}
+    assert stored(engine, namespace).keys() == alone
+    run("prefix", "left")  # the pipeline's cache knows that this is another step
+    neighbour = np.concatenate((prefix_tokens(engine.tokenizer), tokenize(engine.tokenizer, A)))
     left = behind(engine, namespace, neighbour, B)
-    assert heads | {left} < stored(engine, namespace).keys()
-    assert len(stored(engine, namespace)) == 2 * len(heads)
+    assert alone | {left} < stored(engine, namespace).keys()
+    assert len(stored(engine, namespace)) == 2 * len(alone)
     assert left in report(llm, f"Nobody knows why . {A} {B}").chunk_ids
     with pytest.raises(ValueError, match="context"):
         KVPrecompute(llm=llm, context=("right",))
     index = SummaryIndex([TextNode(text=text) for text in (A, B)])
-    assert precompute_index(index, llm, head="", context=("left",)).failures == []
+    assert precompute_index(index, llm, prefix="", context=("left",)).failures == []
 
 
 def test_the_cache_hides_no_needed_run(engine: Engine, namespace: str, llm: SemKV) -> None:
     cache = IngestionCache()
 
-    def run(model: SemKV, head: str = "") -> None:
-        steps = [Paragraphs(), behind_nothing(model, head=head)]
+    def run(model: SemKV, prefix: str = "") -> None:
+        steps = [Paragraphs(), behind_nothing(model, prefix=prefix)]
         IngestionPipeline(transformations=steps, cache=cache).run(
             documents=documents(one=f"{A}\n\n{B}")
         )
@@ -257,8 +257,8 @@ def test_the_cache_hides_no_needed_run(engine: Engine, namespace: str, llm: SemK
     other = SemKV(engine=engine, namespace=f"{namespace}-other")
     run(other)
     assert len(stored(engine, f"{namespace}-other")) == 2
-    run(llm, head="Nobody knows . ")
-    assert len(stored(engine, namespace)) == 3  # the head, and both behind it
+    run(llm, prefix="Nobody knows . ")
+    assert len(stored(engine, namespace)) == 3  # the prompt prefix, and both behind it
 
 
 def test_nothing_is_run_twice_for_nothing(engine: Engine, namespace: str, llm: SemKV) -> None:
@@ -303,10 +303,10 @@ def test_an_index_that_is_there(
 ) -> None:
     nodes = [TextNode(text=text) for text in (A, B)]
     result = precompute_index(
-        VectorStoreIndex(nodes, embed_model=embedding), llm, head="", context=("head",)
+        VectorStoreIndex(nodes, embed_model=embedding), llm, prefix="", context=("prefix",)
     )
     assert result.chunks_captured == 2
-    assert precompute_index(SummaryIndex(nodes), llm, head="", context=("head",)).unchanged == 2
+    assert precompute_index(SummaryIndex(nodes), llm, prefix="", context=("prefix",)).unchanged == 2
     assert len(stored(engine, namespace)) == 2
     assert behind_nothing(llm).forget([nodes[0].node_id, "never there"]) == 1
     assert stored(engine, namespace).keys() == {id_of(engine, namespace, B)}
@@ -319,7 +319,7 @@ def test_an_index_over_a_vector_database(
     nodes = [TextNode(text=text, embedding=embedding.get_text_embedding(text)) for text in (A, C)]
     shelf.add(nodes)
     index = VectorStoreIndex.from_vector_store(shelf, embed_model=embedding)
-    assert precompute_index(index, llm, head="", context=("head",)).chunks_captured == 2
+    assert precompute_index(index, llm, prefix="", context=("prefix",)).chunks_captured == 2
 
     class Closed(Shelf):
         def get_nodes(self, node_ids: Any = None, filters: Any = None) -> list[BaseNode]:

@@ -43,7 +43,7 @@ llm = SemKV(model="some/model", store="kv-store", ratio=0.3)
 ratio: float | Literal["auto"] | None = llm.ratio
 said: CompletionResponse = llm.complete("prompt")
 tokens: int = llm.count_tokens("text")
-KVPrecompute(llm=llm, head="You help.")([TextNode(text="a")])
+KVPrecompute(llm=llm, prefix="You help.")([TextNode(text="a")])
 stored: int = precompute_index(VectorStoreIndex([]), llm).chunks_captured
 close_engines()
 wrong: int = llm.ratio

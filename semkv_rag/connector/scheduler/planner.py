@@ -197,7 +197,7 @@ class RequestPlanner:
         capture, plan = tracked.capture, tracked.plan
         if capture is not None and capture.get("in_passing"):
             # What is computed behind reused KV is the prompt's own only where that is exact.
-            own = plan is None or (capture["behind_exact"] and plan.is_exact_head)
+            own = plan is None or (capture["behind_exact"] and plan.is_exact_prompt_prefix)
             if tracked.report.kv_cache == "skip" or not own:
                 tracked.capture = None
         if plan is not None:

@@ -27,7 +27,7 @@ from semkv_rag.connector.worker.model.slice import Slice
 from semkv_rag.reuse import ReusePlan, Span
 
 CHUNK_TOKENS = 40
-HEAD_TOKENS = 7
+PREFIX_TOKENS = 7
 QUESTION_TOKENS = 9
 SHIFT = 23
 
@@ -57,7 +57,7 @@ def run_gate(
         blocks: blocks of the paged cache; the first is vLLM's null block and is not touched.
         dtype: the model's, which says how exact the checks can be.
     """
-    tokens = HEAD_TOKENS + CHUNK_TOKENS + QUESTION_TOKENS
+    tokens = PREFIX_TOKENS + CHUNK_TOKENS + QUESTION_TOKENS
     needed = -(-tokens // block_size)
     if needed >= blocks:
         return GateReport(False, f"the KV cache has {blocks} blocks, the gate needs {needed + 1}")
@@ -75,13 +75,13 @@ class _Gate:
         self._blocks = torch.tensor(block_ids, device=self._model.paged.device)
         self._tolerance = tolerance
         self.largest_error = 0.0
-        count = HEAD_TOKENS + CHUNK_TOKENS + QUESTION_TOKENS
+        count = PREFIX_TOKENS + CHUNK_TOKENS + QUESTION_TOKENS
         generator = torch.Generator().manual_seed(0)
         self._tokens = torch.randint(vocabulary, (count,), generator=generator).tolist()
-        self._covered = HEAD_TOKENS + CHUNK_TOKENS
+        self._covered = PREFIX_TOKENS + CHUNK_TOKENS
 
     def find_rotation(self) -> str | None:
-        chunk = self._tokens[HEAD_TOKENS : self._covered]
+        chunk = self._tokens[PREFIX_TOKENS : self._covered]
         here, _ = self._computed(chunk, 0)
         if len(here) < len(self._model.layers):
             return "not all of its layers hand their keys to the cache: it writes KV itself"
@@ -105,7 +105,7 @@ class _Gate:
 
     def check_blends(self) -> str | None:
         in_place, plain = self._computed(self._tokens, 0)
-        rows = slice(HEAD_TOKENS, self._covered)
+        rows = slice(PREFIX_TOKENS, self._covered)
         # From the host's memory, as files' KV comes.
         right = _MemorySource([(k[rows].cpu(), v[rows].cpu()) for k, v in in_place])
         whole = self._pass.setting.piece_tokens
@@ -125,7 +125,7 @@ class _Gate:
         ):
             # What the blend does not write must not be right by having been there before.
             self._computed(self._tokens[::-1], 0)
-            span = Span("gate", 0, HEAD_TOKENS, CHUNK_TOKENS, base=HEAD_TOKENS)
+            span = Span("gate", 0, PREFIX_TOKENS, CHUNK_TOKENS, base=PREFIX_TOKENS)
             plan = ReusePlan((span,), self._covered, options).asking(self._tokens)
             task = BlendTask("gate", plan, self._tokens[: self._covered], self._block_ids, 0)
             self._pass.setting.piece_tokens = piece_tokens

@@ -46,9 +46,9 @@ class Lexicon:
         }
         self._synonyms: dict[str, str] = {}
         for line in lists["synonyms"]["lines"]:
-            head, *others = [self.stem(word.strip()) for word in line.split(",")]
-            for word in (head, *others):
-                if self._synonyms.setdefault(word, head) != head:
+            first, *others = [self.stem(word.strip()) for word in line.split(",")]
+            for word in (first, *others):
+                if self._synonyms.setdefault(word, first) != first:
                     raise ValueError(f"'{word}' stands in two lines of synonyms")
         self._antonyms: dict[str, set[str]] = {}
         for line in lists["antonyms"]["lines"]:

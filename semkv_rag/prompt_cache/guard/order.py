@@ -111,8 +111,8 @@ def _genitive(pieces: list[Piece]) -> list[Piece]:
     # No run goes over an "of", so what is moved leaves those before it where they are.
     for at in [i for i, piece in enumerate(pieces) if piece.kind is Kind.OF][::-1]:
         start, end = _run_before(pieces, at), _run_behind(pieces, at + 1)
-        head, rest = pieces[start:at], pieces[at + 1 : end]
-        pieces = pieces[:start] + rest + head + pieces[end:]
+        owned, owner = pieces[start:at], pieces[at + 1 : end]
+        pieces = pieces[:start] + owner + owned + pieces[end:]
     return pieces
 
 
@@ -149,7 +149,7 @@ def _measure(pieces: list[Piece]) -> list[Piece]:
     is_being = start < len(pieces) and pieces[start].key in _BE
     while start < len(pieces) and pieces[start].kind is Kind.AUXILIARY:
         start += 1
-    head = (
+    leading = (
         at == start
         and at + 1 < len(pieces)
         and (
@@ -160,7 +160,7 @@ def _measure(pieces: list[Piece]) -> list[Piece]:
     owned = is_being and start <= at == _run_behind(pieces, start) - 1
     ends = at + 1 == len(pieces) or pieces[at + 1].kind in (*_MARKERS, Kind.BREAK)
     verb = ends and not is_being and pieces[at].text.lower() == "cost"
-    if not (head or owned or verb):
+    if not (leading or owned or verb):
         return pieces
     behind = at + 1 + (at + 1 < len(pieces) and pieces[at + 1].kind is Kind.OF)
     return [*pieces[: what + 1], pieces[at], *pieces[what + 1 : at], *pieces[behind:]]

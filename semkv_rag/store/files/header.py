@@ -23,6 +23,7 @@ from semkv_rag.store.files.tensor_format import FileFormat, dtype_name
 
 FORMAT: Final = FileFormat("semkv.chunk", 2, "chunk file", ChunkFileError)
 KINDS: Final = ("document", "head", "prompt")
+"""A prompt prefix is a `head` in stored files and in the index, which stay readable."""
 TOKEN_TENSORS: Final = ("tokens", "context")
 SENSITIVITY: Final = "sensitivity"
 """The tensor that a chunk may have besides: `semkv_rag.blend.sensitivity`."""
@@ -40,7 +41,7 @@ class ChunkHeader:
         id: the content address, `chunk_id(model, namespace, context, tokens)`.
         model: fingerprint of the model that computed the KV.
         namespace: the tenant it belongs to.
-        kind: `document`, `head` (a prompt's head) or `prompt` (a whole prompt, a donor).
+        kind: `document`, `head` (a prompt prefix) or `prompt` (a whole prompt, a donor).
         tokens: the chunk's tokens, [tokens] int32; one row of KV each.
         context: the tokens that stood to their left, [context tokens] int32.
         dtype: torch's name of the K and V dtype, such as `bfloat16`.

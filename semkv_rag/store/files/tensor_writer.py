@@ -50,12 +50,12 @@ def write_tensors(
         OSError: the file could not be written (disk full, a folder of the store that is a link);
             nothing of it is left.
     """
-    head = _encode(file_format, metadata, tensors)
+    preamble = _encode(file_format, metadata, tensors)
     with folder_of(path, make=True) as folder:
         temporary, file = _temporary_file(path.name, folder)
         try:
             with file:
-                file.write(head)
+                file.write(preamble)
                 for tensor in tensors.values():
                     file.write(raw_bytes(tensor))
                 file.flush()

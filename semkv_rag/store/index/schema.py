@@ -2,7 +2,7 @@
 
 Ids are the chunks' content addresses, so no table needs a key of its own. Token arrays are BLOBs of
 little-endian int32. The tokens of a chunk stand apart from its row, so that listing and evicting
-does not read them, and a context once, because the same prompt head stands before every chunk.
+does not read them, and a context once, because the same prompt prefix stands before every chunk.
 """
 
 from __future__ import annotations

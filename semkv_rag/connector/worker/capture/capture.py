@@ -234,5 +234,5 @@ def _compared(
         pairs = zip(layers, others, strict=True)
         return encoded(torch.stack([sensitivity_of(v, other) for (_, v), other in pairs]))
     except Exception:  # the chunk is as good without
-        logger.exception("A chunk's V could not be compared with those behind its head")
+        logger.exception("A chunk's V could not be compared with those behind the prompt prefix")
         return None

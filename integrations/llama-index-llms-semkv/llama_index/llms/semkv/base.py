@@ -236,7 +236,7 @@ class SemKV(SemKVOptions):
 
     # ---- what they share -------------------------------------------------------------------
 
-    def head_of(self, text_qa_template: BasePromptTemplate | None = None) -> str:
+    def prefix_of(self, text_qa_template: BasePromptTemplate | None = None) -> str:
         """The text that a query engine's prompts start with, up to the retrieved texts.
 
         As the model sees it, chat template included.
@@ -251,7 +251,7 @@ class SemKV(SemKVOptions):
         else:
             text = self._get_prompt(template, **filled)
             backend, prompt = self._ready_completion(text, formatted=True)
-        return backend.head_of(prompt, _MARKER)
+        return backend.prefix_of(prompt, _MARKER)
 
     def _chats(self, backend: Backend) -> bool:
         return backend.has_chat_template if self.is_chat_model is None else self.is_chat_model

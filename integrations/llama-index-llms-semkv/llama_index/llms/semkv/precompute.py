@@ -46,7 +46,7 @@ class KVPrecompute(Forgets):
     """
 
     llm: SemKV = Field(description="The model that will see the nodes.")
-    head: str | None = Field(
+    prefix: str | None = Field(
         default=None,
         description="The text every prompt starts with: a chunk right behind it is exact. None: what"
         " stands before the retrieved texts in `text_qa_template`, as this model sees it.",
@@ -58,8 +58,8 @@ class KVPrecompute(Forgets):
     context: tuple[ContextMode, ...] = Field(
         default=DEFAULT_CONTEXT,
         min_length=1,
-        description="What stands to a node's left while it is computed, a variant of it for each: head,"
-        " left (the node before it of its document).",
+        description="What stands to a node's left while it is computed, a variant of it for each:"
+        " prefix, left (the node before it of its document).",
     )
 
     _window: Window | None = PrivateAttr(default=None)
@@ -83,7 +83,7 @@ class KVPrecompute(Forgets):
             "model": self.llm.backend().fingerprint(),
             "store": self.llm.backend().store_id(namespace=self.llm.namespace),
             "namespace": self.llm.namespace,
-            "head": self._head,
+            "prefix": self._prefix,
             "context": sorted(set(self.context)),
         }
 
@@ -96,11 +96,11 @@ class KVPrecompute(Forgets):
 
     def store(self, documents: Documents) -> PrecomputeResult:
         """Store documents, given as (`ref_doc_id`, its chunks' texts)."""
-        return _store(self.llm, documents, self._head, self.context)
+        return _store(self.llm, documents, self._prefix, self.context)
 
     @property
-    def _head(self) -> str:
-        return self.llm.head_of(self.text_qa_template) if self.head is None else self.head
+    def _prefix(self) -> str:
+        return self.llm.prefix_of(self.text_qa_template) if self.prefix is None else self.prefix
 
     def forget(self, ref_doc_ids: Iterable[str]) -> int:
         """Remove documents; how many of them were there.
@@ -120,7 +120,7 @@ def precompute_index(
     index: BaseIndex[Any],
     llm: SemKV,
     *,
-    head: str | None = None,
+    prefix: str | None = None,
     text_qa_template: BasePromptTemplate | None = None,
     context: Sequence[ContextMode] = DEFAULT_CONTEXT,
 ) -> PrecomputeResult:
@@ -129,7 +129,7 @@ def precompute_index(
     Costs nothing for documents that are stored and unchanged, so it may be called at each start.
 
     Args:
-        head: the text every prompt starts with: a chunk right behind it is exact. None: what stands
+        prefix: the text every prompt starts with: a chunk right behind it is exact. None: what stands
             before the retrieved texts in `text_qa_template`, as this model sees it.
         text_qa_template: the query engine's own, if it has one; None: LlamaIndex's default.
         context: as of `KVPrecompute`; `left` needs an index that lists a document's nodes in order.
@@ -138,15 +138,15 @@ def precompute_index(
         OptionError: the index's nodes cannot be listed, or the model has no store.
         EngineError: the model cannot be served with reuse, or a document could not be stored.
     """
-    found = llm.head_of(text_qa_template) if head is None else head
+    found = llm.prefix_of(text_qa_template) if prefix is None else prefix
     return _store(llm, by_document(_nodes(index)), found, context)
 
 
 def _store(
-    llm: SemKV, documents: Documents, head: str, context: Sequence[ContextMode]
+    llm: SemKV, documents: Documents, prefix: str, context: Sequence[ContextMode]
 ) -> PrecomputeResult:
     result = llm.backend().store_texts(
-        documents, namespace=llm.namespace, head=head, context=context
+        documents, namespace=llm.namespace, prefix=prefix, context=context
     )
     if result.failures:
         first = result.failures[0]

@@ -1,4 +1,4 @@
-"""The head of prompts that go through a chat template: found from the template."""
+"""The prefix of prompts that go through a chat template: found from the template."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import transformers
 
 from semkv_rag.cli import precompute as verb
 from semkv_rag.corpus import PrecomputeResult
-from semkv_rag.corpus.chat_head import chat_head
+from semkv_rag.corpus.chat_prefix import chat_prefix
 from semkv_rag.errors import OptionError
 from tests.cli.conftest import Semkv
 from workbench.tiny_models import build_tiny_model
@@ -20,7 +20,7 @@ RULE = "Answer by the passages.\n\n"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny_model("llama", tmp_path_factory.mktemp("chat-head"))
+    return build_tiny_model("llama", tmp_path_factory.mktemp("chat-prefix"))
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def tokenizer(model: Path) -> Any:
 
 
 def test_it_is_what_the_template_makes_of_the_beginning(tokenizer: Any) -> None:
-    assert chat_head(tokenizer, RULE) == f"user: {RULE}"
-    assert chat_head(tokenizer, RULE, "Be brief.") == f"system: Be brief.\nuser: {RULE}"
+    assert chat_prefix(tokenizer, RULE) == f"user: {RULE}"
+    assert chat_prefix(tokenizer, RULE, "Be brief.") == f"system: Be brief.\nuser: {RULE}"
 
 
 @pytest.mark.parametrize(
@@ -44,24 +44,24 @@ def test_it_is_what_the_template_makes_of_the_beginning(tokenizer: Any) -> None:
 def test_a_template_that_does_not_serve(tokenizer: Any, template: str | None, words: str) -> None:
     tokenizer.chat_template = template
     with pytest.raises(OptionError, match=words):
-        chat_head(tokenizer, RULE, "Be brief.")
+        chat_prefix(tokenizer, RULE, "Be brief.")
 
 
 def test_the_verb_stores_behind_it(
     semkv: Semkv, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heads: list[str] = []
+    prefixes: list[str] = []
 
-    def noted(*_: Any, head: str, **__: Any) -> PrecomputeResult:
-        heads.append(head)
+    def noted(*_: Any, prefix: str, **__: Any) -> PrecomputeResult:
+        prefixes.append(prefix)
         return PrecomputeResult()
 
     monkeypatch.setattr(verb, "precompute", noted)
     (tmp_path / "a.txt").write_text("A.")
     command = ("precompute", tmp_path / "a.txt", "--model", model, "--store", tmp_path / "kv")
-    assert semkv(*command, "--head", RULE).code == 0
-    assert semkv(*command, "--head", RULE, "--chat").code == 0
+    assert semkv(*command, "--prefix", RULE).code == 0
+    assert semkv(*command, "--prefix", RULE, "--chat").code == 0
     assert semkv(*command, "--chat", "--system", "Be brief.").code == 0
-    assert heads == [RULE, f"user: {RULE}", "system: Be brief.\nuser: "]
+    assert prefixes == [RULE, f"user: {RULE}", "system: Be brief.\nuser: "]
     refused = semkv(*command, "--system", "Be brief.")
     assert refused.code == 2 and "--chat" in refused.err

@@ -1,4 +1,4 @@
-"""The head of prompts that go through a chat template."""
+"""The prefix of prompts that go through a chat template."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from semkv_rag.errors import OptionError
 _MARKER = "THE RETRIEVED TEXTS"
 
 
-def chat_head(tokenizer: Any, user: str = "", system: str | None = None) -> str:
+def chat_prefix(tokenizer: Any, user: str = "", system: str | None = None) -> str:
     """What the chat template makes of the beginning of a conversation, up to the retrieved texts.
 
     Args:
@@ -25,10 +25,12 @@ def chat_head(tokenizer: Any, user: str = "", system: str | None = None) -> str:
     if _MARKER not in made:  # as templates of models that take images have it
         parts = [{"type": "text", "text": user}]
         made = _made(tokenizer, parts, system and [{"type": "text", "text": system}])
-    head, found, _ = made.partition(_MARKER)
+    prefix, found, _ = made.partition(_MARKER)
     if not found:
-        raise OptionError("the chat template leaves out the user's message: give --head as a text")
-    return head
+        raise OptionError(
+            "the chat template leaves out the user's message: give --prefix as a text"
+        )
+    return prefix
 
 
 def _made(tokenizer: Any, user: Any, system: Any) -> str:
