@@ -148,9 +148,9 @@ def measure(
         Engine(str(model), store=store, **engine_args) as ours,
     ):
         tokenizer = ours.tokenizer
-        pieces = article_pieces(tokenizer, 2 * max(lengths) // CHUNK, CHUNK)
+        pieces = article_pieces(tokenizer, 2 * max(lengths) // CHUNK + 1, CHUNK)
         stored = pieces[: max(lengths) // CHUNK]
-        unstored = [token for piece in pieces[len(stored) :] for token in piece]
+        unstored = [token for piece in pieces[len(stored) : -1] for token in piece]
         chunks = store_chunks(ours, stored, namespace="default", reference=pieces[-1])
         text, question = (
             tokenizer.encode(one, add_special_tokens=False) for one in (TEXT, QUESTION)
@@ -181,6 +181,7 @@ def measure(
                         tokens, sampling={"max_tokens": 1, "temperature": 0}, reuse=options
                     )
                     assert answer.report.cached_tokens == answer.report.exact_tokens == 0
+                    assert name != "miss" or not answer.report.reused_tokens
                     if repeat:
                         times.setdefault(name, []).append(answer.ttft_ms)
                     reports[name] = answer.report.to_mapping()

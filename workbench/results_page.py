@@ -95,8 +95,8 @@ def ttft_lines(figures: Mapping[str, Any]) -> list[list[str]]:
     lengths = figures["lengths"]
     titles = [f"{one['prompt_tokens']:,} tokens" for one in lengths]
     rows = [
-        [_label(name), *(_times(one["methods"][name]) for one in lengths)]
-        for name in lengths[0]["methods"]
+        [_label(name), *(_times(one["methods"].get(name), name) for one in lengths)]
+        for name in sorted(lengths[0]["methods"], key=_order)
     ]
     return [["ms (least–most)", *titles], ["---"] * (1 + len(titles)), *rows]
 
@@ -124,10 +124,19 @@ def _label(method: str) -> str:
     return _PLAIN.get(method, f"`{method}`")
 
 
-def _times(entry: Mapping[str, Any]) -> str:
+def _order(method: str) -> tuple[int, int, str]:
+    """Plain vLLM first, then presets, then ratios from the highest."""
+    if method.endswith("%"):
+        return 2, -int(method.removesuffix("%")), ""
+    return (0, list(_PLAIN).index(method), "") if method in _PLAIN else (1, 0, method)
+
+
+def _times(entry: Mapping[str, Any] | None, method: str) -> str:
+    if entry is None:
+        return "not measured"
     times = entry["ttft_ms"]
     told = f"{times['median']:,.0f} ({times['min']:,.0f}–{times['max']:,.0f})"
-    if "speedup" in entry:
+    if "speedup" in entry and method not in _PLAIN:
         told += f": {entry['speedup']['median']:.1f} times sooner"
     return told + (f", {entry['limit']:.1f} possible" if "limit" in entry else "")
 
