@@ -6,7 +6,7 @@ request, `add` and `remove` whenever the store's change feed brings something.
 How a match goes: the prompt's windows are looked up at every offset; what they hit are candidates,
 each with bounds on what it may cover; the chunks' tokens are fetched for as few candidates as cover
 all that can be covered, and compared along the whole chunk; then overlaps are resolved. A hash alone
-never counts. docs/matching.md has the guarantees, the limits and the figures.
+never counts. docs/internals-reuse.md has the guarantees and the limits.
 """
 
 from __future__ import annotations
