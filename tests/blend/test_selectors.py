@@ -23,9 +23,9 @@ def asked(attention: list[float]) -> torch.Tensor:
     return torch.stack((halves.flip(0), halves / 2, halves * 3 / 2))
 
 
-@pytest.mark.parametrize("page", ["cli.md", "internals-blend.md"])
-def test_the_documentation_tells_every_selector(page: str) -> None:
-    text = (Path(__file__).parents[2] / "docs" / page).read_text()
+def test_the_documentation_tells_every_selector() -> None:
+    """`docs/cli.md` is made from the program, which lists them itself."""
+    text = (Path(__file__).parents[2] / "docs" / "internals-blend.md").read_text()
     assert [name for name in SELECTORS if f"`{name}`" not in text] == []
 
 
