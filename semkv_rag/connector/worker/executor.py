@@ -10,7 +10,6 @@ tokens, and the reason goes to its report.
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.config import CompilationMode, VllmConfig
+from vllm.config import VllmConfig
 from vllm.distributed import (
     get_tensor_model_parallel_rank,
     get_tensor_model_parallel_world_size,
@@ -135,8 +134,8 @@ class BlendExecutor:
             logger.warning("semkv: this model is answered without reuse: %s", self.gate.reason)
 
     def _pass_gate(self, runner: Any, blend_pass: BlendPass) -> GateReport:
-        """Pass the gate in the fastest way that is right: by the kernel for scattered rows or the
-        backend's own attention, by the compiled model or an eager one."""
+        """Pass the gate with the kernel for scattered rows; where it does not run, or is not right, with
+        the backend's own attention."""
         model = blend_pass.setting.model
         attentions: list[Attention] = [model.attention]
         try:
@@ -144,10 +143,7 @@ class BlendExecutor:
             attentions.insert(0, rows)
         except NotImplementedError as reason:
             logger.debug("semkv: the backend attends to scattered tokens: %s", reason)
-        compiled = self._config.compilation_config.mode != CompilationMode.NONE
-        for model.attention, model.eager in itertools.product(
-            attentions, (False, True) if compiled else (True,)
-        ):
+        for model.attention in attentions:
             try:
                 gate = run_gate(
                     blend_pass,

@@ -35,7 +35,6 @@ class SlicedModel:
 
     Attributes:
         attention: of what is computed here.
-        eager: whether the model is called past its compiled form.
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class SlicedModel:
         config: VllmConfig,
     ) -> None:
         self._model, self.config = model, config
-        self.eager = True
         self.layers, self.tap, self.paged, self.attention = layers, tap, paged, attention
 
     def forward(self, slices: Sequence[Slice], *, rotary_shift: int = 0) -> Tensor:
@@ -114,7 +112,8 @@ class SlicedModel:
             self.config,
             num_tokens=len(tokens),
             slot_mapping=slots,
-            skip_compiled=self.eager,
+            # A compiled model gave other KV where a forward is stopped: the gate saw it on a CPU.
+            skip_compiled=True,
         ):
             ids = torch.tensor(tokens, device=self.paged.device)
             hidden: Tensor = self._model(input_ids=ids, positions=positions + rotary_shift)
