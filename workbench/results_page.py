@@ -36,9 +36,13 @@ def written(page: str) -> str:
 
 def table(figures: Mapping[str, Any]) -> str:
     """What a benchmark found."""
-    lines = {"load": load_lines, "beside": beside_lines, "miss_cost": miss_lines}.get(
-        figures["benchmark"], ttft_lines
-    )(figures)
+    by_benchmark = {
+        "load": load_lines,
+        "beside": beside_lines,
+        "miss_cost": miss_lines,
+        "sustained": sustained_lines,
+    }
+    lines = by_benchmark.get(figures["benchmark"], ttft_lines)(figures)
     return "\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n\n"
 
 
@@ -87,6 +91,24 @@ def miss_lines(figures: Mapping[str, Any]) -> list[list[str]]:
         share = f"{row['share']:.2%} (at most {row['largest_share']:.2%})"
         times = [f"{row[name]:,.2f}" for name in ("let_in_ms", "connector_ms")]
         lines.append([f"{row['prompt_tokens']:,} tokens", f"{row['ttft_ms']:,.0f}", *times, share])
+    return lines
+
+
+def sustained_lines(figures: Mapping[str, Any]) -> list[list[str]]:
+    """The first and the last third of the prompts, a row for each figure."""
+    shown = {
+        "first token, ms": ("ttft_ms", "{:,.0f}"),
+        "first token over that of a short plain prompt beside it": ("ttft_over_plain", "{:.2f}"),
+        "tokens that were reused": ("reused_share", "{:.1%}"),
+        "memory of all processes, MB": ("memory_bytes", "{:,.0f}"),
+    }
+    lines = [["median", "first third", "last third", "last over first, 95 %"], ["---"] * 4]
+    for title, (name, shape) in shown.items():
+        third = figures["thirds"][name]
+        unit = 1e6 if name == "memory_bytes" else 1
+        times = [shape.format(third[which] / unit) for which in ("first", "last")]
+        low, high = third["ratio_95"]
+        lines.append([title, *times, f"{third['ratio']:.3f} ({low:.3f}–{high:.3f})"])
     return lines
 
 
