@@ -16,6 +16,7 @@ from semkv_rag.cli.ask import ask_command
 from semkv_rag.cli.doctor import doctor_command
 from semkv_rag.cli.explain import explain_command
 from semkv_rag.cli.listing import info_command, ls_command
+from semkv_rag.cli.plan import plan_command
 from semkv_rag.cli.precompute import precompute_command
 from semkv_rag.cli.quality import quality_command
 from semkv_rag.cli.serve import serve_command
@@ -37,6 +38,7 @@ app.command("ask")(ask_command)
 app.command("warm")(warm_command)
 app.command("explain")(explain_command)
 app.command("quality")(quality_command)
+app.command("plan")(plan_command)
 app.command("ls")(ls_command)
 app.command("info")(info_command)
 app.command("rm")(rm_command)

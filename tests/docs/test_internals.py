@@ -16,6 +16,7 @@ ROOMS = {
     "store": "store",
     "reuse": "reuse",
     "blend": "blend",
+    "planning": "planning",
     "connector": "connector",
     "connector/worker": "worker",
     "engine": "engine",

@@ -1,0 +1,65 @@
+"""What a plan needs to know of a machine, measured on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from semkv_rag.cli.deep.latency import check_latency
+from semkv_rag.cli.deep.progress import Steps
+from semkv_rag.cli.deep.prompts import blended, forget, plain, store_prompt
+from semkv_rag.cli.output import in_words
+from semkv_rag.engine import Engine
+from semkv_rag.errors import EngineError
+from semkv_rag.planning import Measured, Timing, timing_of
+
+LENGTHS = (500, 1000, 2000, 4000)
+ANSWER = 8
+
+
+def measure(engine: Engine) -> Timing:
+    """Plain prefill, blends and storing, at several lengths of prompt.
+
+    Args:
+        engine: with an empty store; it is used by nobody else.
+
+    Raises:
+        EngineError: the engine's model is not served with reuse, has no room for two of the lengths, or
+            stopped.
+    """
+    if not engine.gate.servable:
+        raise EngineError(f"the model is not served with reuse: {engine.gate.reason}")
+    lengths = [length for length in LENGTHS if length + ANSWER <= engine.max_model_len]
+    if len(lengths) < 2:
+        raise EngineError(
+            f"max_model_len is {engine.max_model_len:,}: prompts of {LENGTHS[1]:,} tokens are needed"
+        )
+    steps = Steps(1 + len(lengths))
+    with steps.shown():
+        steps.begin("First requests, which warm up the engine")
+        warm = store_prompt(engine, seed=10, length=lengths[0])
+        plain(engine, warm.tokens)
+        blended(engine, warm)
+        found, rates = zip(*_lengths(engine, lengths, steps), strict=True)
+    return timing_of(found, engine.kv_bytes_per_token, sorted(rates)[len(rates) // 2])
+
+
+def _lengths(engine: Engine, lengths: list[int], steps: Steps) -> Iterator[tuple[Measured, float]]:
+    """Each length's times, and at how many tokens a second its chunks were stored."""
+    for number, length in enumerate(lengths, 1):
+        steps.begin(f"Prompts of {in_words(length, 'token')}: stored, plain, blended")
+        begin = time.monotonic()
+        prompt = store_prompt(engine, seed=1000 * number, length=length)
+        rate = length / (time.monotonic() - begin)
+        plain(engine, prompt.tokens, max_tokens=1)
+        forget(engine)
+        blended(engine, prompt, max_tokens=1)
+        figures = check_latency(engine, prompt).figures
+        measured = Measured(
+            length,
+            figures["plain_ms"],
+            figures["blend_ms"],
+            figures["load_ms"],
+            figures["charged_ratio"],
+        )
+        yield measured, rate

@@ -1,0 +1,123 @@
+"""What of a model decides its KV's size and its prefill's cost, from its config alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from semkv_rag.errors import OptionError
+
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A decoder whose layers all attend to all tokens before.
+
+    Attributes:
+        name: as it was asked for.
+        layers, heads, kv_heads, head_dim: of its attention.
+        parameters: in matrices that a token is multiplied by, embeddings left out; of a mixture of
+            experts those of the experts that a token takes.
+        number_bytes: of one number of K or V.
+    """
+
+    name: str
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    parameters: int
+    number_bytes: int
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """K and V of all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.number_bytes
+
+    @property
+    def token_flops(self) -> int:
+        """Of a token in all matrices: a multiplication and an addition for each parameter."""
+        return 2 * self.parameters
+
+    @property
+    def pair_flops(self) -> int:
+        """Of a token's attention to one token before it: a score and a sum in each head."""
+        return 4 * self.layers * self.heads * self.head_dim
+
+
+def model_shape(model: str, *, kv_dtype: str | None = None) -> ModelShape:
+    """The shape of a model; its weights are not read.
+
+    Args:
+        model: a folder with a `config.json`, or a name on the hub.
+        kv_dtype: of K and V; the model's own unless given.
+
+    Raises:
+        OptionError: there is no config, or its KV is not one K and one V for each token and layer.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise OptionError(f"{model} has no config that can be read: {error}") from error
+    text = config.get_text_config(decoder=True)
+    if kind := _other_cache(text):
+        raise OptionError(f"{model} has {kind}: semkv-rag does not reuse its KV")
+    heads = int(text.num_attention_heads)
+    return ModelShape(
+        name=model,
+        layers=int(text.num_hidden_layers),
+        heads=heads,
+        kv_heads=int(getattr(text, "num_key_value_heads", None) or heads),
+        head_dim=int(getattr(text, "head_dim", None) or text.hidden_size // heads),
+        parameters=_parameters(text),
+        number_bytes=_number_bytes(kv_dtype or str(text.dtype or "float32")),
+    )
+
+
+def _other_cache(config: Any) -> str | None:
+    """The kind of cache that is not K and V of every token, in words."""
+    if getattr(config, "kv_lora_rank", None):
+        return "multi-head latent attention"
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if others := sorted(kinds - {"full_attention", "attention"}):
+        return f"layers of {', '.join(others)}"
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        return "a sliding window"
+    if getattr(config, "num_attention_heads", None) is None:
+        return "no attention"
+    return None
+
+
+def _number_bytes(dtype: str) -> int:
+    name = dtype.removeprefix("torch.")
+    if name not in _BYTES:
+        raise OptionError(f"dtype {dtype!r}: use {', '.join(_BYTES)}")
+    return _BYTES[name]
+
+
+def _parameters(config: Any) -> int:
+    """Counted in the model as transformers builds it, without memory for its weights."""
+    import torch
+    from transformers import AutoModel
+
+    with torch.device("meta"):
+        model = AutoModel.from_config(config)  # type: ignore[no-untyped-call]
+    experts = next(
+        (
+            int(count)
+            for name in ("num_local_experts", "num_experts", "n_routed_experts")
+            if (count := getattr(config, name, None))
+        ),
+        1,
+    )
+    taken = int(getattr(config, "num_experts_per_tok", None) or 1) if experts > 1 else 1
+    counted = 0.0
+    for name, weight in model.named_parameters():
+        if weight.ndim < 2 or "embed" in name:
+            continue
+        share = taken / experts if ".experts." in name else 1.0
+        counted += weight.numel() * share
+    return round(counted)
