@@ -61,6 +61,10 @@ ALLOWED: dict[str, dict[str, str]] = {
         ".write_text": "what was found, where the user wants it",
         "tempfile.TemporaryDirectory": "a store for the deep checks, beside the user's",
     },
+    "semkv_rag/cli/plan.py": {
+        ".read_text": "what the user's doctor measured; JSON",
+        "tempfile.TemporaryDirectory": "a store for --measure",
+    },
     "semkv_rag/cli/quality.py": {
         ".read_text": "the user's system prompt and template",
         ".write_text": "the report, where the user wants it",
