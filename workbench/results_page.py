@@ -41,6 +41,7 @@ def table(figures: Mapping[str, Any]) -> str:
         "beside": beside_lines,
         "miss_cost": miss_lines,
         "sustained": sustained_lines,
+        "picked_tokens": picked_lines,
     }
     lines = by_benchmark.get(figures["benchmark"], ttft_lines)(figures)
     return "\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n\n"
@@ -91,6 +92,33 @@ def miss_lines(figures: Mapping[str, Any]) -> list[list[str]]:
         share = f"{row['share']:.2%} (at most {row['largest_share']:.2%})"
         times = [f"{row[name]:,.2f}" for name in ("let_in_ms", "connector_ms")]
         lines.append([f"{row['prompt_tokens']:,} tokens", f"{row['ttft_ms']:,.0f}", *times, share])
+    return lines
+
+
+def picked_lines(figures: Mapping[str, Any]) -> list[list[str]]:
+    """A row for each length of prompt."""
+    lines = [
+        [
+            "prompt",
+            "attention's share: plain, picked",
+            "a key, ns: plain, picked",
+            "all else of a token, µs: plain, picked",
+            "of what the kernels allow",
+        ]
+    ]
+    lines.append(["---"] * 5)
+    for row in figures["lengths"]:
+        both = row["plain"], row["picked"]
+        allowed = row["of_allowed"]
+        lines.append(
+            [
+                f"{row['prompt_tokens']:,} tokens",
+                ", ".join(f"{one['attention_share']['median']:.0%}" for one in both),
+                ", ".join(f"{one['ns_per_key']['median']:,.0f}" for one in both),
+                ", ".join(f"{one['us_per_token_else']['median']:,.0f}" for one in both),
+                f"{allowed['median']:.2f} ({allowed['min']:.2f}–{allowed['max']:.2f})",
+            ]
+        )
     return lines
 
 
