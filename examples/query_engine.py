@@ -8,25 +8,28 @@ The documents' KV is precomputed (the second run finds it), then each question i
 by one engine: by plain vLLM, by the presets, and with the stored KV as it is (selector `none`). Prints
 the answers, and leaves the figures in `build/demo.json` and a plot in `build/demo.png`.
 
-Before each answer vLLM's own prefix cache is emptied, so that the times to first token compare the ways
-to get a prompt's KV: computing it, and taking it out of the store.
+The first questions are asked one at a time: times to the first token are theirs. The others are asked
+eight at a time. vLLM's own prefix cache is emptied before each, so that the ways to get a prompt's KV
+are compared: computing it, and taking it out of the store.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import re
 import statistics
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from llama_index.core import PromptTemplate, Settings
 from llama_index.core.base.base_query_engine import BaseQueryEngine
-from llama_index.core.bridge.pydantic import Field
+from llama_index.core.base.response.schema import AsyncStreamingResponse
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
@@ -63,6 +66,9 @@ GENERIC_QUESTIONS = (
     "Which dates and numbers are given, and what for?",
 )
 MAX_TOKENS = 24
+TIMED = 12
+"""Questions that are asked one at a time."""
+AT_ONCE = 8
 
 PLAIN = "plain"
 
@@ -126,11 +132,15 @@ class Question:
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer, with what its calls of the model report (one, unless the context is too long)."""
+    """One answer, with what its first call of the model reports: the only one but for long contexts.
+
+    Attributes:
+        ttft_ms: None where others were asked at the same time.
+    """
 
     text: str
     report: ReuseReport
-    ttft_ms: float
+    ttft_ms: float | None
 
 
 @dataclass
@@ -146,23 +156,21 @@ class Result:
         return any(re.search(rf"\b{re.escape(one)}\b", said, re.I) for one in answers)
 
 
+Call: TypeAlias = tuple[ReuseReport, float]
+"""What a call of the model reports, and its time to the first token in ms."""
+
+calls_of_question: ContextVar[list[Call]] = ContextVar("calls_of_question")
+
+
 class ModelCalls(BaseEventHandler):
     """Collects what the model says of each call; query engines pass on nothing but the text."""
-
-    calls: list[tuple[ReuseReport, float]] = Field(default_factory=list)
 
     def handle(self, event: BaseEvent, **kwargs: Any) -> None:
         if isinstance(event, LLMChatEndEvent | LLMCompletionEndEvent):
             response = event.response  # of a stream the last one, which has both
             assert response is not None and response.raw is not None
             report = ReuseReport.from_mapping(response.additional_kwargs["semkv"])
-            self.calls.append((report, response.raw["ttft_ms"]))
-
-    def take(self) -> tuple[ReuseReport, float]:
-        """The first call's report and time to first token since the last `take`."""
-        first = self.calls[0]
-        self.calls.clear()
-        return first
+            calls_of_question.get().append((report, response.raw["ttft_ms"]))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -278,19 +286,40 @@ def _warm_up(engine: Engine, texts: Sequence[str]) -> None:
 def _ask(
     engine: Engine, query_engines: dict[str, BaseQueryEngine], questions: Sequence[Question]
 ) -> Iterator[Result]:
-    calls = ModelCalls()
     dispatcher = get_dispatcher()
-    dispatcher.add_event_handler(calls)
-    for number, question in enumerate(questions):
-        result = Result(question)
+    dispatcher.add_event_handler(handler := ModelCalls())
+    batches = [[one] for one in questions[:TIMED]]
+    rest = questions[TIMED:]
+    batches += [list(rest[at : at + AT_ONCE]) for at in range(0, len(rest), AT_ONCE)]
+    number = 0
+    for batch in batches:
+        results = [Result(question) for question in batch]
         for way, query_engine in query_engines.items():
             engine.reset_prefix_cache()
-            text = str(query_engine.query(question.text)).strip()
-            result.replies[way] = Reply(text, *calls.take())
-        console.print(f"[bold]{number + 1}/{len(questions)} {escape(question.text)}[/]")
-        _print_result(result)
-        yield result
-    dispatcher.event_handlers.remove(calls)
+            replies = asyncio.run(_answers(query_engine, batch))
+            for result, reply in zip(results, replies, strict=True):
+                result.replies[way] = reply
+        for result in results:
+            number += 1
+            console.print(f"[bold]{number}/{len(questions)} {escape(result.question.text)}[/]")
+            _print_result(result)
+        yield from results
+    dispatcher.event_handlers.remove(handler)
+
+
+async def _answers(query_engine: BaseQueryEngine, batch: Sequence[Question]) -> list[Reply]:
+    """The answers to questions that are asked at the same time."""
+
+    async def answer(question: Question) -> Reply:
+        calls: list[Call] = []
+        calls_of_question.set(calls)
+        streamed = await query_engine.aquery(question.text)
+        assert isinstance(streamed, AsyncStreamingResponse)
+        text = str(await streamed.get_response()).strip()
+        report, ttft_ms = calls[0]
+        return Reply(text, report, ttft_ms if len(batch) == 1 else None)
+
+    return await asyncio.gather(*map(answer, batch))
 
 
 def _print_result(result: Result) -> None:
@@ -305,9 +334,14 @@ def _print_result(result: Result) -> None:
             mark = "[green]✓[/] " if result.is_right(ways[0]) else "[red]✗[/] "
         console.print(f"  {mark}{escape(text)}  [dim]{', '.join(ways)}[/]")
     known_answer = f"right: {escape(result.question.answer or '')}; " if known else ""
-    times = ", ".join(f"{way} {reply.ttft_ms:.0f}" for way, reply in result.replies.items())
+    times = ", ".join(
+        f"{way} {reply.ttft_ms:.0f}"
+        for way, reply in result.replies.items()
+        if reply.ttft_ms is not None
+    )
+    told = f"; first token in ms: {times}" if times else ""
     tokens = result.replies[PLAIN].report.prompt_tokens
-    console.print(f"  [dim]{known_answer}{tokens} tokens; first token in ms: {times}[/]")
+    console.print(f"  [dim]{known_answer}{tokens} tokens{told}[/]")
 
 
 def _figures(
@@ -316,9 +350,9 @@ def _figures(
     """What `build/demo.json` says.
 
     Of each way: `right`, the share of the questions with a known answer that it answers right;
-    `as_plain`, the share of answers that are plain vLLM's word for word; `ttft_ms` and `sooner`, medians,
-    the latter of plain's time over this way's, question by question; `reused` of the prompts' tokens,
-    `recomputed` of the reused ones.
+    `as_plain`, the share of answers that are plain vLLM's word for word; `ttft_ms` and `sooner`, medians
+    over the `timed` questions that were asked alone, the latter of plain's time over this way's, question
+    by question; `reused` of the prompts' tokens, `recomputed` of the reused ones.
     """
     known = [result for result in results if result.question.answer is not None]
     lines = []
@@ -333,9 +367,13 @@ def _figures(
                 "as_plain": _share(
                     sum(a.text == b.text for a, b in zip(replies, plain, strict=True)), len(results)
                 ),
-                "ttft_ms": _median([one.ttft_ms for one in replies]),
+                "ttft_ms": _median([one.ttft_ms for one in replies if one.ttft_ms is not None]),
                 "sooner": _median(
-                    [b.ttft_ms / a.ttft_ms for a, b in zip(replies, plain, strict=True)]
+                    [
+                        b.ttft_ms / a.ttft_ms
+                        for a, b in zip(replies, plain, strict=True)
+                        if a.ttft_ms is not None and b.ttft_ms is not None
+                    ]
                 ),
                 "reused": _share(reused, sum(one.report.prompt_tokens for one in replies)),
                 "recomputed": _share(sum(one.report.recomputed_tokens for one in replies), reused),
@@ -350,6 +388,7 @@ def _figures(
     return {
         "model": options.model,
         "questions": len(results),
+        "timed": sum(result.replies[PLAIN].ttft_ms is not None for result in results),
         "prompt_tokens": _median(prompts),
         "ways": lines,
         "answers": [

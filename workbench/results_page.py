@@ -42,6 +42,7 @@ def table(figures: Mapping[str, Any]) -> str:
         "miss_cost": miss_lines,
         "sustained": sustained_lines,
         "picked_tokens": picked_lines,
+        "loading": loading_lines,
     }
     lines = by_benchmark.get(figures["benchmark"], ttft_lines)(figures)
     return "\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n\n"
@@ -92,6 +93,23 @@ def miss_lines(figures: Mapping[str, Any]) -> list[list[str]]:
         share = f"{row['share']:.2%} (at most {row['largest_share']:.2%})"
         times = [f"{row[name]:,.2f}" for name in ("let_in_ms", "connector_ms")]
         lines.append([f"{row['prompt_tokens']:,} tokens", f"{row['ttft_ms']:,.0f}", *times, share])
+    return lines
+
+
+def loading_lines(figures: Mapping[str, Any]) -> list[list[str]]:
+    """A row for each way to load, warm ones first."""
+    shapes = ("SmolLM2", "8B")
+    titles = [f"{shape}: GB/s, of it" for shape in shapes]
+    lines = [["", "six chunks", "compared with", *titles], ["---"] * 5]
+    for part in ("warm", "cold"):
+        for way, first in figures[shapes[0]][part].items():
+            told = [figures[shape][part][way] for shape in shapes]
+            own = first["of"] == way
+            cells = [
+                f"{one['gb_per_s']:.1f}" + ("" if own else f", {one['ratio']['median']:.2f}")
+                for one in told
+            ]
+            lines.append([part, way, "" if own else first["of"], *cells])
     return lines
 
 
