@@ -42,6 +42,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from semkv_rag.config import ReuseOptions
 from semkv_rag.connector.fingerprint import config_fingerprint
 from semkv_rag.connector.messages import StepMetadata, WorkerHandshake, WorkerResults
+from semkv_rag.connector.metrics import ReuseMetrics, ReuseStats
 from semkv_rag.connector.orphan import WRITING_S, end_with_parent
 from semkv_rag.connector.scheduler.catalogue import Catalogue
 from semkv_rag.connector.scheduler.planner import RequestPlanner
@@ -186,6 +187,24 @@ class SemKVConnector(KVConnectorBase_V1):
     ) -> tuple[bool, dict[str, Any] | None]:
         self._precedence.ended(request)
         return False, self.planner.finished(request)
+
+    def get_kv_connector_stats(self) -> ReuseStats | None:
+        """Of the scheduler's side: requests are counted where their reports are."""
+        return None if self._planner is None else self._planner.stats.take()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ReuseStats | None:
+        return ReuseStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[Any], type[Any]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> ReuseMetrics:
+        return ReuseMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # ---- worker ----------------------------------------------------------------------------
 

@@ -183,12 +183,14 @@ class BlendResult:
         stats: what the blend did; None when it failed and vLLM computes the tokens.
         error: in words, why it failed.
         bad_chunks: the chunks whose files were the reason.
+        no_numbers: whether the model gave no numbers with the stored KV.
     """
 
     request_id: str
     stats: BlendStats | None
     error: str | None = None
     bad_chunks: tuple[str, ...] = ()
+    no_numbers: bool = False
 
 
 @dataclass

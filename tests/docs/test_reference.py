@@ -22,6 +22,7 @@ from semkv_rag import (
     ReuseReport,
 )
 from semkv_rag.config import PRESETS
+from semkv_rag.connector.metrics import SECONDS, ReuseMetrics
 from semkv_rag.prompt_cache.normalise import Normalisation
 from semkv_rag.report import Explored
 from workbench.pages import entries
@@ -58,11 +59,15 @@ def test_every_field_of_a_run_has_an_entry() -> None:
     assert entries(REPORT, "What a run of precompute reports") == names(PrecomputeResult)
 
 
-def test_the_metrics_are_those_of_vllm() -> None:
+def test_the_metrics_are_ours_and_those_of_vllm() -> None:
     there = inspect.getsource(loggers)
     told = entries(REPORT, "Metrics")
-    assert told
-    assert [name for name in told if f'name="{name}"' not in there] == []
+    times = {name for name, _ in SECONDS.values()}
+    ours = {f"{name}_total" for name in ReuseMetrics.COUNTERS} | times
+    assert {name for name in told if name.startswith("semkv_")} == ours
+    theirs = [name for name in told if name not in ours]
+    assert theirs
+    assert [name for name in theirs if f'name="{name}"' not in there] == []
 
 
 @pytest.mark.parametrize(

@@ -40,12 +40,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from semkv_rag.config import AUTO, ReuseOptions
-from semkv_rag.connector.messages import (
-    BlendResult,
-    BlendTask,
-    GateReport,
-    StepMetadata,
-)
+from semkv_rag.connector.messages import BlendResult, BlendTask, GateReport, StepMetadata
+from semkv_rag.connector.metrics import ReuseStats
 from semkv_rag.connector.scheduler.admission import note_images, obstacle, wishes_in
 from semkv_rag.connector.scheduler.block_hashes import salt_blocks
 from semkv_rag.connector.scheduler.catalogue import Catalogue
@@ -53,18 +49,8 @@ from semkv_rag.connector.scheduler.step_work import StepWork
 from semkv_rag.connector.scheduler.tracked import TrackedRequest
 from semkv_rag.errors import OptionError, StoreError
 from semkv_rag.report import ReuseReport
-from semkv_rag.reuse import (
-    Conversations,
-    Span,
-    first_to_compute,
-    make_plan,
-)
-from semkv_rag.wire import (
-    ANSWER_TOKENS_KEY,
-    CAPTURE_KEY,
-    NEAR_IMAGES_KEY,
-    STORE_IMAGES_KEY,
-)
+from semkv_rag.reuse import Conversations, Span, first_to_compute, make_plan
+from semkv_rag.wire import ANSWER_TOKENS_KEY, CAPTURE_KEY, NEAR_IMAGES_KEY, STORE_IMAGES_KEY
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -109,6 +95,7 @@ class RequestPlanner:
         store_fault: str | None = None,
     ) -> None:
         self.gate = GateReport(False, "the workers have not reported yet")
+        self.stats = ReuseStats()
         self.kv_cache_manager: KVCacheManager | None = None
         self._catalogue = catalogue
         self._defaults = defaults
@@ -146,7 +133,8 @@ class RequestPlanner:
             prompt_tokens=request.num_prompt_tokens,
             reason=f"planning failed: {error!r}",
         )
-        self._requests[request.request_id] = TrackedRequest(request, self._defaults, report)
+        tracked = TrackedRequest(request, self._defaults, report, fault="internal")
+        self._requests[request.request_id] = tracked
 
     def _admit(self, request: Request) -> None:
         params, skip = wishes_in(request, any_namespace=self._request_namespace)
@@ -233,9 +221,11 @@ class RequestPlanner:
                 )
         except StoreError as error:
             reason = f"the store's index cannot be read: {error}"
+            tracked.fault = "index"
         except Exception as error:
             logger.exception("Matching failed; the request is computed")
             reason = f"matching failed: {error!r}"
+            tracked.fault = "internal"
         plan = tracked.plan
         tracked.report = replace(
             tracked.report,
@@ -344,4 +334,6 @@ class RequestPlanner:
         if tracked.look_up is not None:
             tracked.look_up.cancel()
         self._ended(request.request_id)
-        return tracked.answer()
+        report = tracked.final_report()
+        self.stats.count(report, tracked.loaded_tokens, tracked.fault)
+        return tracked.answer(report)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from semkv_rag.config import AUTO, ReuseOptions
 from semkv_rag.connector.images.report import take_image_report
 from semkv_rag.connector.messages import BlendResult, BlendTask
+from semkv_rag.connector.metrics import Fault
 from semkv_rag.report import ReuseReport
 from semkv_rag.reuse import ImageRows, ReusePlan, Span, TokenArray, tell_images_apart, token_array
 from semkv_rag.wire import CAPTURED_KEY, PARAMS_KEY
@@ -31,6 +32,8 @@ class TrackedRequest:
         answer_tokens: at the prompt's end, that are an answer to it.
         blend: the one that was asked for last, until a forward has run behind it.
         capture: the wish that the prompt be captured; `captured` once the workers were told.
+        loaded_tokens: of the prompt, those whose KV is as it was stored.
+        fault: what went wrong with its reuse.
     """
 
     request: Request
@@ -48,6 +51,8 @@ class TrackedRequest:
     capture: Mapping[str, Any] | None = None
     captured: bool = False
     in_prefix_cache: int = 0
+    loaded_tokens: int = 0
+    fault: Fault | None = None
 
     def tokens(self) -> TokenArray:
         """The prompt's tokens as they are matched and stored."""
@@ -75,6 +80,8 @@ class TrackedRequest:
         """Take the outcome of its blend into the report."""
         stats = result.stats
         if stats is None:
+            self.fault = "not_finite" if result.no_numbers else "chunk"
+            self.loaded_tokens = 0
             self.plan = self.blend = None  # it is computed, whatever becomes of it
             self.report = replace(
                 self.report,
@@ -86,6 +93,10 @@ class TrackedRequest:
                 reason=result.error,
             )
             return
+        if self.blend is not None:
+            start, spans = self.blend.start, self.blend.plan.spans
+            stored = sum(max(0, span.end - max(span.dst, start)) for span in spans)
+            self.loaded_tokens = stored - stats.recomputed
         if self.options.ratio == AUTO and self.report.reused_tokens:
             spent = round(stats.recomputed / self.report.reused_tokens, 4)
             self.report = replace(self.report, ratio=spent, reason=stats.note)
@@ -100,14 +111,18 @@ class TrackedRequest:
             file_bytes=stats.file_bytes,
         )
 
-    def answer(self) -> dict[str, Any]:
-        """The answer's `kv_transfer_params`: the report, and whether the request was captured."""
+    def final_report(self) -> ReuseReport:
+        """The report, once the request has ended; asked for once."""
         report = replace(self.report, preemptions=self.request.num_preemptions)
         images = take_image_report(self.request.request_id)
         if images is not None:
             report = report.with_images(
                 images.loaded, images.computed, images.mapped, images.reason
             )
+        return report
+
+    def answer(self, report: ReuseReport) -> dict[str, Any]:
+        """The answer's `kv_transfer_params`: the report, and whether the request was captured."""
         said: dict[str, Any] = {PARAMS_KEY: report.to_mapping()}
         if self.captured:
             said[CAPTURED_KEY] = True

@@ -242,7 +242,11 @@ class BlendExecutor:
             logger.warning("Stored KV gives no numbers; the request is computed")
             self._failed_blocks.update(self._spoiling.clear(one))
             self._results[one.request_id] = BlendResult(
-                one.request_id, None, "with the stored KV the model gives no numbers", one.chunk_ids
+                one.request_id,
+                None,
+                "with the stored KV the model gives no numbers",
+                one.chunk_ids,
+                no_numbers=True,
             )
 
     # ---- what others ask for ---------------------------------------------------------------
