@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 from torch import Tensor
 
 from semkv_rag.errors import StateFileError
+from semkv_rag.store.admission import Admission, Newcomer
 from semkv_rag.store.files.beneath import file_bytes, status
 from semkv_rag.store.files.paths import identity, state_path, state_paths
 from semkv_rag.store.files.state_file import StateFile, StateHeader, state_id, write_state
@@ -26,11 +27,16 @@ from semkv_rag.store.records import StateRecord
 
 
 class StoredStates:
-    """The states of one store; what asks the index raises StoreError as the store's own methods do."""
+    """The states of one store; what asks the index raises StoreError as the store's own methods do.
+
+    Attributes:
+        admission: what keeps them within the store's limits; set by the store.
+    """
 
     def __init__(self, root: Path, database: Database) -> None:
         self.root = root
         self._database = database
+        self.admission: Admission | None = None
 
     def path(self, model: str, namespace: str, key: str) -> Path:
         """Where a state's file is or goes. Asks no one."""
@@ -45,6 +51,7 @@ class StoredStates:
 
         Raises:
             StoreError: it has another shape, or holds NaN or infinity.
+            StoreLimitError: there is no room for it within the store's limits.
             OSError: its file could not be written.
         """
         self._database.require_writing()
@@ -109,15 +116,18 @@ class StoredStates:
         """Write the rows of those of the files that are there and sound; reads their headers only.
 
         Args:
-            mending: their files were there before, so do it on a full disk, too.
+            mending: their files were there before, so do it on a full disk, too, and past limits.
         """
         for batch in pieces(paths, FREED if mending else BATCH):
             found = [(path, record) for path in batch if (record := _record(path))]
+            put = partial(_put, found)
             if mending:
-                self._database.freeing(partial(_put, found))
-            else:
+                self._database.freeing(put)
+            elif self.admission is None:
                 with self._database.writing() as connection:
-                    _put(found, connection)
+                    put(connection)
+            else:
+                self.admission([_newcomer(path, record) for path, record in found], put)
 
     def drop(self, connection: Connection, records: Sequence[StateRecord]) -> list[GoneFile]:
         """Take back promises; the files that are to be unlinked after the commit."""
@@ -153,6 +163,10 @@ def record_of(header: StateHeader, size: int) -> StateRecord:
         created_at=header.created_at,
         used_at=header.created_at,
     )
+
+
+def _newcomer(path: Path, record: StateRecord) -> Newcomer:
+    return Newcomer(record.id, record.model, record.namespace, record.bytes, (path,))
 
 
 def _put(found: Sequence[tuple[Path, StateRecord]], connection: Connection) -> None:

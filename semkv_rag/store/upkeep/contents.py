@@ -14,6 +14,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from semkv_rag.errors import StoreError
+from semkv_rag.store.admission import Admission, Newcomer
 from semkv_rag.store.files.beneath import file_bytes
 from semkv_rag.store.files.chunk_file import ChunkFile
 from semkv_rag.store.files.paths import chunk_path, chunk_paths, identity
@@ -25,11 +26,16 @@ from semkv_rag.store.records import ChunkKey, ChunkRecord
 
 
 class Contents:
-    """The chunks of one store: its files under `root` and their rows."""
+    """The chunks of one store: its files under `root` and their rows.
+
+    Attributes:
+        admission: what keeps them within the store's limits; set by the store.
+    """
 
     def __init__(self, root: Path, database: Database) -> None:
         self.root = root
         self._database = database
+        self.admission: Admission | None = None
 
     def pages(self, model: str | None, namespace: str | None) -> Iterator[list[ChunkRecord]]:
         """All records in the order of their ids; each list is of one moment."""
@@ -62,16 +68,24 @@ class Contents:
         """Promise those of the chunks whose files are there; their ids.
 
         Args:
-            mending: their files were there before, so do it on a full disk, too.
+            mending: their files were there before, so do it on a full disk, too, and past limits.
+
+        Raises:
+            StoreLimitError: there is no room, and their files are gone; those of earlier ones, which are
+                taken 256 at a time, stay.
         """
         taken: set[str] = set()
         for batch in chunks.pieces(keys, FREED if mending else BATCH):
             found = [(key, chunk) for key in batch if (chunk := self.find(key))]
+            put = partial(self._put, found)
             if mending:
-                taken |= self._database.freeing(partial(self._put, found))
-            else:
+                taken |= self._database.freeing(put)
+            elif self.admission is None:
                 with self._database.writing() as connection:
-                    taken |= self._put(found, connection)
+                    taken |= put(connection)
+            else:
+                newcomers = [self._newcomer(key, chunk) for key, chunk in found]
+                taken |= self.admission(newcomers, put, taken)
         return taken
 
     def drop(self, connection: Connection, records: Sequence[ChunkRecord]) -> list[GoneFile]:
@@ -83,6 +97,10 @@ class Contents:
             for path in chunk_paths(self.root, record, record.ranks)
             if (seen := identity(path))
         ]
+
+    def _newcomer(self, key: ChunkKey, chunk: FoundChunk) -> Newcomer:
+        files = tuple(chunk_paths(self.root, key, chunk.header.world_size))
+        return Newcomer(key.id, key.model, key.namespace, chunk.bytes, files)
 
     def _sizes(self, key: ChunkKey, ranks: int) -> list[int | None]:
         """Of a chunk's files; None for one that is not there."""
