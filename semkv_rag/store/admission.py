@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 from sqlalchemy import Connection
@@ -14,17 +13,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """A chunk or state whose files are on disk and whose row is to be written.
-
-    Attributes:
-        bytes: of `paths` together.
-    """
+    """A chunk or state whose files, of `bytes` together, are on disk and whose row is to be written."""
 
     id: str
     model: str
     namespace: str
     bytes: int
-    paths: tuple[Path, ...]
 
 
 class Admission(Protocol):
@@ -42,6 +36,6 @@ class Admission(Protocol):
             kept: ids that do not make room for them, beside their own.
 
         Raises:
-            StoreLimitError: there is no room; the newcomers' files are gone.
+            StoreLimitError: there is no room for all of them, whatever goes; nothing was done.
         """
         ...

@@ -116,7 +116,7 @@ class KVStore(Closing):
         left out.
 
         Raises:
-            StoreLimitError: the store's limits leave no room for them; their files are gone.
+            StoreLimitError: the store's limits leave no room for some; the files of these are gone.
         """
         return self._contents.add(records)
 

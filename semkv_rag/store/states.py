@@ -14,7 +14,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 from torch import Tensor
 
-from semkv_rag.errors import StateFileError
+from semkv_rag.errors import StateFileError, StoreLimitError
 from semkv_rag.store.admission import Admission, Newcomer
 from semkv_rag.store.files.beneath import file_bytes, status
 from semkv_rag.store.files.paths import identity, state_path, state_paths
@@ -117,17 +117,31 @@ class StoredStates:
 
         Args:
             mending: their files were there before, so do it on a full disk, too, and past limits.
+
+        Raises:
+            StoreLimitError: there is no room for them, and their files are gone.
         """
         for batch in pieces(paths, FREED if mending else BATCH):
             found = [(path, record) for path in batch if (record := _record(path))]
-            put = partial(_put, found)
             if mending:
-                self._database.freeing(put)
-            elif self.admission is None:
-                with self._database.writing() as connection:
-                    put(connection)
+                self._database.freeing(partial(_put, found))
             else:
-                self.admission([_newcomer(path, record) for path, record in found], put)
+                self._admit(found)
+
+    def _admit(self, found: Sequence[tuple[Path, StateRecord]]) -> None:
+        put = partial(_put, found)
+        if self.admission is None:
+            with self._database.writing() as connection:
+                put(connection)
+            return
+        newcomers = [Newcomer(r.id, r.model, r.namespace, r.bytes) for _, r in found]
+        try:
+            self.admission(newcomers, put)
+        except StoreLimitError:
+            there = [(record.id, path, identity(path)) for path, record in found]
+            gone = [GoneFile(id_, path, seen) for id_, path, seen in there if seen]
+            unlink(self._database, self.root, gone)
+            raise
 
     def drop(self, connection: Connection, records: Sequence[StateRecord]) -> list[GoneFile]:
         """Take back promises; the files that are to be unlinked after the commit."""
@@ -163,10 +177,6 @@ def record_of(header: StateHeader, size: int) -> StateRecord:
         created_at=header.created_at,
         used_at=header.created_at,
     )
-
-
-def _newcomer(path: Path, record: StateRecord) -> Newcomer:
-    return Newcomer(record.id, record.model, record.namespace, record.bytes, (path,))
 
 
 def _put(found: Sequence[tuple[Path, StateRecord]], connection: Connection) -> None:

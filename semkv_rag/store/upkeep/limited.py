@@ -16,8 +16,7 @@ from sqlalchemy import Connection
 
 from semkv_rag.errors import StoreError, StoreLimitError
 from semkv_rag.store.admission import Newcomer
-from semkv_rag.store.files.paths import identity
-from semkv_rag.store.gone import GoneFile, unlink
+from semkv_rag.store.gone import unlink
 from semkv_rag.store.index import limits, pins
 from semkv_rag.store.index.database import FREED, Database
 from semkv_rag.store.records import Limit
@@ -53,14 +52,10 @@ class Limited:
         self._sweep()
         kept = {*kept, *(newcomer.id for newcomer in newcomers)}
         while True:
-            try:
-                with self._database.writing() as connection:
-                    room = _Room(connection, newcomers, kept)
-                    gone = self._eviction.drop(connection, room.victims)
-                    results = [put(connection)] if room.enough else []
-            except StoreLimitError:
-                unlink(self._database, self._contents.root, _files(newcomers))
-                raise
+            with self._database.writing() as connection:
+                room = _Room(connection, newcomers, kept)
+                gone = self._eviction.drop(connection, room.victims)
+                results = [put(connection)] if room.enough else []
             if gone:
                 unlink(self._database, self._contents.root, gone)
             if results:
@@ -157,12 +152,3 @@ def _refusal(connection: Connection, limit: Limit, coming: int) -> str:
         f"{coming:,} bytes more do not fit into {whose}, which may take {limit.max_bytes:,}{rest}:"
         f" raise that with semkv limit{scope} --max-bytes, or see semkv unpin and semkv rm"
     )
-
-
-def _files(newcomers: Sequence[Newcomer]) -> list[GoneFile]:
-    return [
-        GoneFile(newcomer.id, path, seen)
-        for newcomer in newcomers
-        for path in newcomer.paths
-        if (seen := identity(path))
-    ]
