@@ -73,8 +73,8 @@ class Room:
         own = self._kept_bytes + entered_bytes
         if self._room is not None and own + new_bytes > self._room:
             return (
-                f"its KV takes {new_bytes:,} bytes; the store's limits leave {self._room:,} beside what"
-                f" is pinned, and this run's other documents take {own:,} (semkv limit)"
+                f"its KV takes {new_bytes:,} bytes, and the store's limits leave less beside what is"
+                f" pinned and this run's other documents, {own:,} (semkv limit)"
             )
         return None
 

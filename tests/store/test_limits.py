@@ -133,7 +133,7 @@ def test_what_is_pinned_leaves_no_room(store: KVStore, one: int) -> None:
     assert ids(store) == {*mine, other}
     assert store.add([key]) == {key.id}
     assert ids(store) == {*mine, key.id}, "what is not pinned went"
-    with pytest.raises(StoreLimitError, match="since the rest is pinned"):
+    with pytest.raises(StoreLimitError, match="what is pinned makes no room"):
         made.put(store, 6, namespace="other")
     assert ids(store) == {*mine, key.id}
 

@@ -125,7 +125,7 @@ class _Room:
             self.enough = False
             # Nothing goes in vain.
             if len(self.victims) + len(going) < FREED or self._movable(limit) < over:
-                raise StoreLimitError(_refusal(self._connection, limit, coming))
+                raise StoreLimitError(_refusal(limit, coming))
         self.victims += going
 
     def _movable(self, limit: Limit) -> int:
@@ -143,12 +143,12 @@ def _is_under(limit: Limit, record: Record) -> bool:
     return limit.namespace in (None, record.namespace)
 
 
-def _refusal(connection: Connection, limit: Limit, coming: int) -> str:
-    # Of the store's limit it does not say how much of it others have.
+def _refusal(limit: Limit, coming: int) -> str:
+    # It does not say how much others have or have pinned: a tenant may read it.
     whose = "the store" if limit.namespace is None else f"namespace {limit.namespace}"
     scope = "" if limit.namespace is None else f" --namespace {limit.namespace}"
-    rest = ", since the rest is pinned" if pins.pinned_bytes(connection, limit.namespace) else ""
     return (
-        f"{coming:,} bytes more do not fit into {whose}, which may take {limit.max_bytes:,}{rest}:"
-        f" raise that with semkv limit{scope} --max-bytes, or see semkv unpin and semkv rm"
+        f"{coming:,} bytes more do not fit into {whose}, which may take {limit.max_bytes:,}, and what is"
+        f" pinned makes no room: semkv limit{scope} --max-bytes raises that, semkv unpin and semkv rm"
+        " make room"
     )
