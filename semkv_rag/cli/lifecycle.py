@@ -31,8 +31,8 @@ StoredModel = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="A stored model: its fingerprint, the first digits of it, or its name, as semkv info shows"
-        " them.",
+        help="A stored model: its fingerprint or the first 8 digits or more of it, or its name, as semkv"
+        " info shows them.",
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")]
@@ -216,8 +216,8 @@ def gc_command(
         list[str] | None,
         typer.Option(
             "--model",
-            help="Remove all of this model, as semkv info shows it: fingerprint, its first digits, or"
-            " name; may be repeated.",
+            help="Remove all of this model: its fingerprint or the first 8 digits or more of it, or its"
+            " name, as semkv info shows them; may be repeated.",
         ),
     ] = None,
     dry_run: DryRun = False,

@@ -7,7 +7,9 @@ first, and a run never evicts what it has just computed: what does not fit besid
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
+from semkv_rag.errors import StoreError
 from semkv_rag.store import ChunkRecord, KVStore
 
 _TOUCHED = 1000
@@ -80,5 +82,7 @@ class Room:
 
     def _tell(self) -> None:
         if self._untold:
-            self._store.touch(self._untold)
+            # Others write for long: then these go a little earlier than they should, if limits are met.
+            with suppress(StoreError):
+                self._store.touch(self._untold)
             self._untold.clear()

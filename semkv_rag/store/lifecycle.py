@@ -107,6 +107,8 @@ class Lifecycle:
         """
         if pin == Pin() or (pin.source is not None and pin.namespace is None):
             raise OptionError("a pin names a model, a namespace, or a document with its namespace")
+        if pin.namespace is not None:
+            check_namespace(pin.namespace)
         with self._database.writing() as connection:
             pins.put(connection, pin)
 

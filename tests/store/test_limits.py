@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from alembic.script import ScriptDirectory
+from sqlalchemy import create_engine, text
 
 from semkv_rag.errors import OptionError, StoreError, StoreLimitError
-from semkv_rag.store import ChunkKey, KVStore, Limit, Pin
+from semkv_rag.store import ChunkKey, KVStore, Limit, Pin, migrations
 from semkv_rag.store.upkeep import limited
 from tests.store import made
 
@@ -49,6 +51,29 @@ def test_they_stand_in_the_index(store: KVStore, index_url: str | None) -> None:
         assert other.lifecycle.limit("theirs") == Limit("theirs")
         other.lifecycle.set_limit(Limit("mine"))
     assert store.lifecycle.limits() == [Limit(None, 10**12, 86_400.0)]
+
+
+def test_a_store_of_the_revision_before_is_brought_up_to_date(
+    store: KVStore, index_url: str | None
+) -> None:
+    folder = Path(migrations.__file__).parent
+    newest = ScriptDirectory(str(folder)).get_revision("head")
+    assert newest.doc == "Limits and pins."
+    id_ = made.put(store, 1)
+    engine = create_engine(store.index_url)
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE limits"))
+        connection.execute(text("DROP TABLE pins"))
+        before = {"revision": newest.down_revision}
+        connection.execute(text("UPDATE alembic_version SET version_num = :revision"), before)
+    engine.dispose()
+    with pytest.raises(StoreError, match="open it for writing once"):
+        KVStore(store.root, index_url=index_url, read_only=True)
+    with KVStore(store.root, index_url=index_url) as again:
+        assert ids(again) == {id_}
+        assert again.lifecycle.limits() == []
+        again.lifecycle.pin(Pin(namespace="default"))
+        assert again.evict(0) == []
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,9 @@ def test_models_and_namespaces(store: KVStore) -> None:
     assert list(store.states.records()) == []
 
 
-@pytest.mark.parametrize("wrong", [Pin(), Pin(source="doc"), Pin(model="m", source="doc")])
+@pytest.mark.parametrize(
+    "wrong", [Pin(), Pin(source="doc"), Pin(model="m", source="doc"), Pin(namespace="")]
+)
 def test_what_pins_nothing_in_particular_is_refused(store: KVStore, wrong: Pin) -> None:
     with pytest.raises(OptionError):
         store.lifecycle.pin(wrong)
