@@ -18,6 +18,7 @@ from semkv_rag.errors import (
     SemKVError,
     StateFileError,
     StoreError,
+    StoreLimitError,
     StoreVersionError,
 )
 from semkv_rag.report import ReuseReport
@@ -44,6 +45,7 @@ __all__ = [
     "SemKVError",
     "StateFileError",
     "StoreError",
+    "StoreLimitError",
     "StoreVersionError",
     "precompute",
 ]

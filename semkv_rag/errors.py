@@ -5,6 +5,7 @@ SemKVError
 ├── StoreError           the store cannot do what was asked
 │   ├── ChunkFileError   a chunk file is missing, torn, altered or foreign
 │   ├── StateFileError   the same of an image's state file
+│   ├── StoreLimitError  a limit of the store leaves no room for what is to be added
 │   └── StoreVersionError  the store was written by a newer version
 ├── CorpusError          a document cannot be read
 ├── EngineError          vLLM could not be started, or stopped
@@ -34,6 +35,10 @@ class ChunkFileError(StoreError):
 
 class StateFileError(StoreError):
     """A state file is missing, torn, altered, or belongs to another model."""
+
+
+class StoreLimitError(StoreError):
+    """A limit of the store leaves no room for what is to be added; the message names the ways out."""
 
 
 class StoreVersionError(StoreError):

@@ -15,6 +15,7 @@ import typer
 from semkv_rag.cli.ask import ask_command
 from semkv_rag.cli.doctor import doctor_command
 from semkv_rag.cli.explain import explain_command
+from semkv_rag.cli.lifecycle import gc_command, limit_command, pin_command, unpin_command
 from semkv_rag.cli.listing import info_command, ls_command
 from semkv_rag.cli.plan import plan_command
 from semkv_rag.cli.precompute import precompute_command
@@ -42,6 +43,10 @@ app.command("plan")(plan_command)
 app.command("ls")(ls_command)
 app.command("info")(info_command)
 app.command("rm")(rm_command)
+app.command("limit")(limit_command)
+app.command("pin")(pin_command)
+app.command("unpin")(unpin_command)
+app.command("gc")(gc_command)
 app.command("verify")(verify_command)
 app.command("doctor")(doctor_command)
 app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(

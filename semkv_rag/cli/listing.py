@@ -11,6 +11,7 @@ import typer
 from sqlalchemy import make_url
 
 from semkv_rag.cli import options
+from semkv_rag.cli.lifecycle import limit_in_words, pin_in_words
 from semkv_rag.cli.output import in_words, print_json, print_table, size_in_words
 from semkv_rag.store import KVStore, SourceInfo
 
@@ -38,9 +39,16 @@ def _list_sources(sources: list[SourceInfo], as_json: bool) -> None:
         print_json([asdict(source) for source in sources])
         return
     print_table(
-        ("source", "namespace", "model", "chunks", "updated"),
+        ("source", "namespace", "model", "chunks", "updated", "pinned"),
         [
-            (s.name, s.namespace, s.model[:16], len(s.chunk_ids), _date(s.updated_at))
+            (
+                s.name,
+                s.namespace,
+                s.model[:16],
+                len(s.chunk_ids),
+                _date(s.updated_at),
+                _pinned(s.pinned),
+            )
             for s in sources
         ],
     )
@@ -52,11 +60,17 @@ def _list_chunks(store: KVStore, sources: list[SourceInfo], as_json: bool) -> No
         for source in sources
         for record in store.get(source.model, source.namespace, source.chunk_ids).values()
     ]
+    held = store.lifecycle.pinned(record.id for _, record in found)
     if as_json:
-        print_json([{"source": source.name, **asdict(record)} for source, record in found])
+        print_json(
+            [
+                {"source": source.name, **asdict(record), "pinned": record.id in held}
+                for source, record in found
+            ]
+        )
         return
     print_table(
-        ("chunk", "source", "kind", "tokens", "behind", "bytes", "used"),
+        ("chunk", "source", "kind", "tokens", "behind", "bytes", "used", "pinned"),
         [
             (
                 r.id[:16],
@@ -66,6 +80,7 @@ def _list_chunks(store: KVStore, sources: list[SourceInfo], as_json: bool) -> No
                 r.context_count,
                 r.bytes,
                 _date(r.used_at),
+                _pinned(r.id in held),
             )
             for source, r in found
         ],
@@ -78,10 +93,20 @@ def info_command(
     namespace: options.AnyNamespace = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show a store's models, namespaces, counts and sizes."""
+    """Show a store's models, namespaces, counts and sizes, its limits and pins."""
     with options.open_store(store, index_url, read_only=True) as kv_store:
         stats = kv_store.stats(namespace)
         models = {model.fingerprint: dict(model.description) for model in kv_store.models()}
+        limits = [
+            one
+            for one in kv_store.lifecycle.limits()
+            if namespace is None or one.namespace in (None, namespace)
+        ]
+        pins = [
+            pin
+            for pin in kv_store.lifecycle.pins()
+            if namespace is None or pin.namespace in (None, namespace)
+        ]
         url = make_url(kv_store.index_url).render_as_string(hide_password=True)
     free = shutil.disk_usage(store).free
     if as_json:
@@ -92,10 +117,16 @@ def info_command(
                 "free_bytes": free,
                 "models": models,
                 "namespaces": [asdict(one) for one in stats],
+                "limits": [asdict(one) for one in limits],
+                "pins": [asdict(pin) for pin in pins],
             }
         )
         return
     typer.echo(f"{store}, index {url}, {size_in_words(free)} free")
+    for limit in limits:
+        typer.echo(f"limit of {limit_in_words(limit)}")
+    for pin in pins:
+        typer.echo(f"pinned: {pin_in_words(pin)}")
     for fingerprint, description in models.items():
         typer.echo(f"\nmodel {fingerprint[:16]}")
         for name, value in description.items():
@@ -107,6 +138,10 @@ def info_command(
                     f"{in_words(one.chunks, 'chunk')}, {in_words(one.tokens, 'token')}, "
                     f"{in_words(one.states, 'image state')}, {size_in_words(one.bytes)}"
                 )
+
+
+def _pinned(yes: bool) -> str:
+    return "pinned" if yes else ""
 
 
 def _date(seconds: float) -> str:

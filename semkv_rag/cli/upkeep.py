@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from semkv_rag.cli import options
+from semkv_rag.cli.lifecycle import (
+    DryRun,
+    Sources,
+    StoredModel,
+    select_sources,
+    stored_model,
+    taken_in_words,
+)
 from semkv_rag.cli.output import in_words, print_json, say, size_in_words
 from semkv_rag.config import DEFAULT_NAMESPACE
-from semkv_rag.store import KVStore
+from semkv_rag.store import Taken
 
 
 def rm_command(
     store: options.Store,
-    sources: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="SOURCE", help="Sources by name, as semkv ls lists them."),
-    ] = None,
+    sources: Sources = None,
     index_url: options.IndexUrl = None,
     namespace: Annotated[
         str | None,
@@ -28,75 +32,63 @@ def rm_command(
             "without sources: remove all that is in it."
         ),
     ] = None,
+    model: StoredModel = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Remove all that is in the store.")
     ] = False,
+    dry_run: DryRun = False,
     yes: options.Yes = False,
     as_json: options.Json = False,
 ) -> None:
-    """Remove documents and the chunks that no other document holds.
+    """Remove documents and the chunks that no other document holds, or all of a namespace or a model.
 
-    Exit code 1: a source is not in the store, or the question was not answered with yes.
+    With their pins; what is pinned goes, too. Exit code 1: a source is not in the store, or the
+    question was not answered with yes.
     """
-    if everything and (sources or namespace):
+    if everything and (sources or namespace or model):
         raise typer.BadParameter("--all goes alone", param_hint="--all")
-    if not (everything or sources or namespace):
-        raise typer.BadParameter("name sources, a --namespace, or --all", param_hint="SOURCE")
-    with options.open_store(store, index_url) as kv_store:
+    if not (everything or sources or namespace or model):
+        raise typer.BadParameter(
+            "name sources, a --namespace, a --model, or --all", param_hint="SOURCE"
+        )
+    with options.open_store(store, index_url, read_only=dry_run) as kv_store:
+        fingerprint = None if model is None else stored_model(kv_store, model)
+        names, missing = None, list[str]()
         if sources:
-            _remove_sources(kv_store, sources, namespace or DEFAULT_NAMESPACE, yes, as_json)
-        else:
-            _remove_all(kv_store, namespace, yes, as_json)
-
-
-def _remove_sources(
-    store: KVStore, names: list[str], namespace: str, yes: bool, as_json: bool
-) -> None:
-    found = [source for source in store.sources(namespace=namespace) if source.name in names]
-    missing = sorted(set(names) - {source.name for source in found})
-    for name in missing:
-        say(f"{name} is not in namespace {namespace}")
-    if found:
-        _confirm(f"Remove {in_words(len(found), 'source')}?", yes)
-    before = _bytes(store, namespace)
-    for source in found:
-        store.remove_source(source.model, source.namespace, source.name)
-    _report(len(found), before - _bytes(store, namespace), as_json)
+            namespace = namespace or DEFAULT_NAMESPACE
+            names, missing = select_sources(kv_store, sources, namespace, fingerprint)
+        if names != [] and not (dry_run or yes):
+            would = kv_store.lifecycle.remove(fingerprint, namespace, names, dry_run=True)
+            _confirm(_question(would, namespace, fingerprint, names))
+        taken = kv_store.lifecycle.remove(fingerprint, namespace, names, dry_run=dry_run)
+    if as_json:
+        print_json({"dry_run": dry_run, **asdict(taken)})
+    else:
+        removed = "would be removed" if dry_run else "removed"
+        typer.echo(
+            f"{in_words(taken.sources, 'source')} {removed}: {taken_in_words(taken)}"
+            + (f"; {in_words(taken.pinned, 'chunk')} pinned" if taken.pinned else "")
+        )
     if missing:
         raise typer.Exit(1)
 
 
-def _remove_all(store: KVStore, namespace: str | None, yes: bool, as_json: bool) -> None:
-    where = "the store" if namespace is None else f"namespace {namespace}"
-    before = _bytes(store, namespace)
-    _confirm(f"Remove everything in {where}, {size_in_words(before)}?", yes)
-    sources = store.sources(namespace=namespace)
-    for source in sources:
-        store.remove_source(source.model, source.namespace, source.name)
-    # What no source holds: whole prompts, and chunks of a run that was killed.
-    ids = defaultdict(list)
-    for chunk in store.chunks(namespace=namespace):
-        ids[chunk.model, chunk.namespace].append(chunk.id)
-    for (model, name), rest in ids.items():
-        store.remove(model, name, rest)
-    store.states.remove([state.id for state in store.states.records(namespace=namespace)])
-    _report(len(sources), before - _bytes(store, namespace), as_json)
-
-
-def _bytes(store: KVStore, namespace: str | None) -> int:
-    return sum(one.bytes for one in store.stats(namespace))
-
-
-def _confirm(question: str, yes: bool) -> None:
-    if not yes and not typer.confirm(question, err=True):
-        raise typer.Abort
-
-
-def _report(sources: int, freed_bytes: int, as_json: bool) -> None:
-    if as_json:
-        print_json({"sources": sources, "bytes": freed_bytes})
+def _question(
+    would: Taken, namespace: str | None, model: str | None, names: list[str] | None
+) -> str:
+    if names is None:
+        named = [f"namespace {namespace}"] if namespace else []
+        named += [f"model {model[:16]}"] if model else []
+        what = f"everything in {' and '.join(named) or 'the store'}"
     else:
-        typer.echo(f"{in_words(sources, 'source')} removed, {size_in_words(freed_bytes)} freed")
+        what = in_words(would.sources, "source")
+    pinned = f", {in_words(would.pinned, 'chunk')} of it pinned" if would.pinned else ""
+    return f"Remove {what}, {taken_in_words(would)}{pinned}?"
+
+
+def _confirm(question: str) -> None:
+    if not typer.confirm(question, err=True):
+        raise typer.Abort
 
 
 def verify_command(

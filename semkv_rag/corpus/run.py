@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,8 +31,9 @@ from semkv_rag.corpus.progress import (
     PrecomputeResult,
     ToCompute,
 )
+from semkv_rag.corpus.room import Room
 from semkv_rag.corpus.split import tokenize
-from semkv_rag.errors import CorpusError, OptionError
+from semkv_rag.errors import CorpusError, OptionError, StoreLimitError
 from semkv_rag.reuse.tokens import TokenArray, token_array
 from semkv_rag.store import ChunkKey, chunk_id
 from semkv_rag.unicode_text import is_unicode
@@ -94,8 +96,7 @@ class PrecomputeRun:
         self._namespace = check_namespace(namespace)
         self._prefix = prefix
         self._on_progress = on_progress
-        self._max_bytes = max_bytes
-        self._store_bytes = 0  # when computing began
+        self._room = Room(self._store, self._namespace, max_bytes)
         self._entered_tokens = 0  # of chunks that are on their way, or are written
         self._pending: deque[Document] = deque()
         self._waiting: dict[str, list[_Work]] = {}  # chunk id -> the documents it belongs to
@@ -134,19 +135,21 @@ class PrecomputeRun:
     def _is_stored(self, document: Document) -> bool:
         source = self._store.source(self._model, self._namespace, document.name)
         # Chunks may have been evicted since.
-        return (
-            source is not None
-            and source.digest == document.digest
-            and self._indexed(source.chunk_ids) == set(source.chunk_ids)
-        )
+        if source is None or source.digest != document.digest:
+            return False
+        there = self._store.get(self._model, self._namespace, source.chunk_ids)
+        if there.keys() != set(source.chunk_ids):
+            return False
+        self._room.keep(there.values())
+        return True
 
     def compute(self) -> None:
         """Compute what is missing. Whatever ends it, what was computed is kept."""
         self._documents_to_do = len(self._pending)
         self._characters_to_do = sum(document.characters for document in self._pending)
+        self._room.begin()
         if not self._pending:
             return
-        self._store_bytes = sum(one.bytes for one in self._store.stats())
         tokenizer = self._engine.tokenizer  # the first thing that needs a running engine
         started = time.monotonic()
         contexts = self._contexts(tokenizer)
@@ -226,8 +229,10 @@ class PrecomputeRun:
     def _enter(self, document: Document, items: Sequence[CaptureItem]) -> list[CaptureItem]:
         """Set a document on its way; returns its chunks that nobody has or is computing."""
         by_id = {item.id: item for item in items}
-        present = self._indexed(list(by_id))
-        present |= self._adopt([id_ for id_ in by_id if id_ not in present])
+        self._adopt(by_id.keys() - self._indexed(list(by_id)))
+        there = self._store.get(self._model, self._namespace, by_id)
+        self._room.keep(there.values())
+        present = set(there)
         work = _Work(document, list(by_id), missing=set(by_id) - present)
         new = [item for id_, item in by_id.items() if id_ in work.missing - self._waiting.keys()]
         tokens = sum(len(item.tokens) for item in new)
@@ -236,6 +241,7 @@ class PrecomputeRun:
             self._characters_done += document.characters
             return []
         self._entered_tokens += tokens
+        self._room.computing(item.id for item in new)
         for id_ in work.missing:
             self._waiting.setdefault(id_, []).append(work)
         if not work.missing:
@@ -247,29 +253,25 @@ class PrecomputeRun:
 
     def _too_much(self, tokens: int) -> str | None:
         """Why so many more cannot be stored, or None."""
-        if self._max_bytes is None or not tokens:
+        if not tokens:
             return None
         rate = self._engine.kv_bytes_per_token
         if self.result.tokens:  # with the files' headers
             rate = max(rate, -(-self.result.bytes // self.result.tokens))
-        there = self._store_bytes + self._entered_tokens * rate
-        if there + tokens * rate <= self._max_bytes:
-            return None
-        return (
-            f"its KV takes {tokens * rate:,} bytes, and the store, with {there:,}, may have"
-            f" {self._max_bytes:,} (max_bytes)"
-        )
+        return self._room.fault(tokens * rate, self._entered_tokens * rate)
 
     def _indexed(self, ids: Sequence[str]) -> set[str]:
         return set(self._store.get(self._model, self._namespace, ids))
 
-    def _adopt(self, ids: Iterable[str]) -> set[str]:
+    def _adopt(self, ids: Iterable[str]) -> None:
         """Take in those of `ids` that a killed run wrote and did not come to index."""
         keys = map(self._key, ids)
         written = [
             key for key in keys if self._store.path(key.model, key.namespace, key.id).exists()
         ]
-        return self._store.add(written) if written else set()
+        if written:
+            with suppress(StoreLimitError):  # they are computed again, if there is room
+                self._store.add(written)
 
     def _key(self, id_: str) -> ChunkKey:
         return ChunkKey(id_, self._model, self._namespace)
@@ -300,8 +302,12 @@ class PrecomputeRun:
 
     def _commit(self) -> None:
         """Put into the index what is on disk, and the sources that are whole."""
+        refused: str | None = None
         if self._written:
-            self._store.add(self._written)
+            try:
+                self._store.add(self._written)
+            except StoreLimitError as error:  # others pinned or added meanwhile
+                refused = str(error)
             self._written.clear()
         while self._complete:
             work = self._complete.popleft()
@@ -309,12 +315,13 @@ class PrecomputeRun:
             if self._indexed(work.ids) == set(work.ids):
                 self._store.put_source(self._model, self._namespace, name, digest, work.ids)
                 self.result.changed += 1
-            elif name not in self._retried:
+            elif refused is None and name not in self._retried:
                 # Another source gave up a chunk that was there when this one was looked at.
                 self._retried.add(name)
                 self._pending.append(work.document)
             else:
-                self.result.failures.append(Failure(name, "its chunks do not stay in the store"))
+                fault = refused or "its chunks do not stay in the store"
+                self.result.failures.append(Failure(name, fault))
         self._committed_at = time.monotonic()
 
     def _report_progress(self) -> None:

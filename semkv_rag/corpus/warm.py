@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from semkv_rag.corpus.capture import CaptureItem, Capturer
 from semkv_rag.corpus.progress import Failure, OnProgress, PrecomputeProgress
-from semkv_rag.errors import OptionError
+from semkv_rag.errors import OptionError, StoreLimitError
 from semkv_rag.prompt_cache import Cascade
 from semkv_rag.reuse.tokens import TokenArray, token_array
 from semkv_rag.store import ChunkKey, KVStore, chunk_id
@@ -148,8 +148,20 @@ class _Run:
         """Whether the KV is stored, or was written by a run that was killed before it said so."""
         if self._store.get(self._model, prompt.namespace, [id_]):
             return True
-        written = self._store.path(self._model, prompt.namespace, id_).exists()
-        return written and bool(self._store.add([ChunkKey(id_, self._model, prompt.namespace)]))
+        if not self._store.path(self._model, prompt.namespace, id_).exists():
+            return False
+        try:
+            return bool(self._store.add([ChunkKey(id_, self._model, prompt.namespace)]))
+        except StoreLimitError:  # it is computed again, if there is room
+            return False
+
+    def _add(self, prompt: WarmPrompt, id_: str) -> str | None:
+        """Promise a prompt's KV; why that cannot be, or None."""
+        try:
+            self._store.add([ChunkKey(id_, self._model, prompt.namespace)])
+        except StoreLimitError as error:
+            return str(error)
+        return None
 
     def _compute(self, missing: dict[str, WarmPrompt]) -> None:
         result, done = self._result, 0
@@ -157,10 +169,10 @@ class _Run:
         for captured in self._engine.capture(self._items(missing), in_flight=IN_FLIGHT):
             prompt = missing[captured.item.id]
             done += len(prompt.tokens)
-            if captured.error is not None:
-                self._fail(prompt, captured.error)
+            fault = captured.error or self._add(prompt, captured.item.id)
+            if fault is not None:
+                self._fail(prompt, fault)
             else:
-                self._store.add([ChunkKey(captured.item.id, self._model, prompt.namespace)])
                 self._observe(prompt)
                 result.computed += 1
                 result.tokens += len(prompt.tokens)

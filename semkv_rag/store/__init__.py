@@ -8,19 +8,24 @@ from semkv_rag.store.files.chunk_file import ChunkFile, write_chunk
 from semkv_rag.store.files.header import KINDS, ChunkHeader, chunk_id
 from semkv_rag.store.files.state_file import StateFile, state_id
 from semkv_rag.store.kv_store import KVStore
+from semkv_rag.store.lifecycle import Lifecycle
 from semkv_rag.store.prompts import StoredPrompts
 from semkv_rag.store.records import (
     Change,
     Changes,
     ChunkKey,
     ChunkRecord,
+    Collected,
+    Limit,
     ModelInfo,
     NamespaceStats,
+    Pin,
     Problem,
     PromptRecord,
     SourceInfo,
     StateRecord,
     StoredOutcome,
+    Taken,
     VectorChanges,
     VectorKey,
     VerifyReport,
@@ -35,9 +40,13 @@ __all__ = [
     "ChunkHeader",
     "ChunkKey",
     "ChunkRecord",
+    "Collected",
     "KVStore",
+    "Lifecycle",
+    "Limit",
     "ModelInfo",
     "NamespaceStats",
+    "Pin",
     "Problem",
     "PromptRecord",
     "SourceInfo",
@@ -46,6 +55,7 @@ __all__ = [
     "StoredOutcome",
     "StoredPrompts",
     "StoredStates",
+    "Taken",
     "VectorChanges",
     "VectorKey",
     "VerifyReport",

@@ -24,6 +24,7 @@ from semkv_rag.store.files.beneath import make_folder
 from semkv_rag.store.gone import GoneFile, unlink
 from semkv_rag.store.index import chunks, feed, sources, states
 from semkv_rag.store.index.database import FREED, Database
+from semkv_rag.store.lifecycle import Lifecycle
 from semkv_rag.store.prompts import StoredPrompts
 from semkv_rag.store.records import (
     Changes,
@@ -36,7 +37,7 @@ from semkv_rag.store.records import (
 )
 from semkv_rag.store.states import StoredStates
 from semkv_rag.store.upkeep.contents import Contents
-from semkv_rag.store.upkeep.eviction import evict
+from semkv_rag.store.upkeep.eviction import Eviction
 from semkv_rag.store.upkeep.verify import verify
 
 
@@ -57,6 +58,7 @@ class KVStore(Closing):
         read_only: whether it only reads: as asked, or because the folder cannot be written.
         prompts: what is known of the chunks that are whole prompts.
         states: images' features.
+        lifecycle: how long what is stored stays: limits, pins, collecting and removing.
 
     Raises:
         StoreError: the store cannot be opened.
@@ -86,6 +88,8 @@ class KVStore(Closing):
         self._contents = Contents(self.root, self._database)
         self.prompts = StoredPrompts(self._database)
         self.states = StoredStates(self.root, self._database)
+        self._eviction = Eviction(self._database, self._contents, self.states)
+        self.lifecycle = Lifecycle(self._database, self._contents, self.states, self._eviction)
 
     def __repr__(self) -> str:
         return f"KVStore({str(self.root)!r})"
@@ -110,6 +114,9 @@ class KVStore(Closing):
         What the index holds of a chunk is read from its files' headers, so that the two cannot
         disagree: a `ChunkKey` is all that is needed. A chunk whose files are missing or not sound is
         left out.
+
+        Raises:
+            StoreLimitError: the store's limits leave no room for some; the files of these are gone.
         """
         return self._contents.add(records)
 
@@ -167,6 +174,8 @@ class KVStore(Closing):
     ) -> list[str]:
         """Remove the chunks and states that were unused for longest until `max_bytes` are left.
 
+        What is pinned stays, also when that is more.
+
         Args:
             max_bytes: what all files together may take, of the namespace or of the whole store.
             namespace: evict only what is in it, and count only its bytes.
@@ -176,7 +185,7 @@ class KVStore(Closing):
         Returns:
             The ids of what was evicted, in the order in which it went.
         """
-        return evict(self._database, self._contents, self.states, max_bytes, namespace, kind)
+        return [record.id for record in self._eviction.evict(max_bytes, namespace, kind)]
 
     def source(self, model: str, namespace: str, name: str) -> SourceInfo | None:
         """A document's digest and chunks, or None when it was never put."""
@@ -211,26 +220,11 @@ class KVStore(Closing):
 
         The chunks go first: one that is killed leaves the documents listed, with chunks missing.
 
-        Args:
-            names: not thousands; they are one condition of a query.
-
         Returns:
             How many documents there were, and how many chunks went.
         """
-
-        def step(connection: Connection) -> tuple[int, list[GoneFile], int | None]:
-            own = sources.own_chunks(connection, model, namespace, names, FREED)
-            there = None
-            if len(own) < FREED:  # the last of them
-                there = sources.remove(connection, model, namespace, names)
-            return *self._drop(model, namespace, own, connection), there
-
-        removed, there = 0, None
-        while there is None:
-            found, gone, there = self._database.freeing(step)
-            unlink(self._database, self.root, gone)
-            removed += found
-        return there, removed
+        taken = self.lifecycle.remove(model, namespace, names)
+        return taken.sources, taken.chunks
 
     def stats(self, namespace: str | None = None) -> list[NamespaceStats]:
         """Counts and bytes of each model and namespace that has something stored."""

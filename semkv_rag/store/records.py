@@ -84,6 +84,7 @@ class SourceInfo:
         chunk_ids: its chunks.
         updated_at: seconds since the epoch.
         model, namespace: for whom it was precomputed.
+        pinned: whether its chunks stay until they are removed by name.
     """
 
     name: str
@@ -92,6 +93,7 @@ class SourceInfo:
     updated_at: float
     model: str
     namespace: str
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,68 @@ class NamespaceStats:
     tokens: int
     bytes: int
     states: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What a namespace or the whole store may hold, and for how long.
+
+    Attributes:
+        namespace: None for the whole store.
+        max_bytes: what its files may take together; None for no limit.
+        ttl_s: seconds since its last use after which a chunk goes; None for no limit, and of a
+            namespace for the store's.
+    """
+
+    namespace: str | None
+    max_bytes: int | None = None
+    ttl_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """What is neither evicted nor expires: all that is of a model, a namespace, a document.
+
+    Attributes:
+        model, namespace, source: None is any; a document is named with its namespace.
+    """
+
+    model: str | None = None
+    namespace: str | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What was taken away, or would be.
+
+    Attributes:
+        sources: documents.
+        states: images' features.
+        bytes: of the files of chunks and states.
+        pinned: those of the chunks that were pinned.
+    """
+
+    sources: int = 0
+    chunks: int = 0
+    states: int = 0
+    bytes: int = 0
+    pinned: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What a collection took away, or would.
+
+    Attributes:
+        models: of the models that were named.
+        expired: what was unused for longer than its time to live.
+        over: what was evicted because a limit was exceeded.
+    """
+
+    models: Taken
+    expired: Taken
+    over: Taken
 
 
 @dataclass(frozen=True, slots=True)

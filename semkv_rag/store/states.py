@@ -14,7 +14,8 @@ from pathlib import Path
 from sqlalchemy import Connection
 from torch import Tensor
 
-from semkv_rag.errors import StateFileError
+from semkv_rag.errors import StateFileError, StoreLimitError
+from semkv_rag.store.admission import Admission, Newcomer
 from semkv_rag.store.files.beneath import file_bytes, status
 from semkv_rag.store.files.paths import identity, state_path, state_paths
 from semkv_rag.store.files.state_file import StateFile, StateHeader, state_id, write_state
@@ -26,11 +27,16 @@ from semkv_rag.store.records import StateRecord
 
 
 class StoredStates:
-    """The states of one store; what asks the index raises StoreError as the store's own methods do."""
+    """The states of one store; what asks the index raises StoreError as the store's own methods do.
+
+    Attributes:
+        admission: what keeps them within the store's limits; set by the store.
+    """
 
     def __init__(self, root: Path, database: Database) -> None:
         self.root = root
         self._database = database
+        self.admission: Admission | None = None
 
     def path(self, model: str, namespace: str, key: str) -> Path:
         """Where a state's file is or goes. Asks no one."""
@@ -45,6 +51,7 @@ class StoredStates:
 
         Raises:
             StoreError: it has another shape, or holds NaN or infinity.
+            StoreLimitError: there is no room for it within the store's limits.
             OSError: its file could not be written.
         """
         self._database.require_writing()
@@ -109,15 +116,32 @@ class StoredStates:
         """Write the rows of those of the files that are there and sound; reads their headers only.
 
         Args:
-            mending: their files were there before, so do it on a full disk, too.
+            mending: their files were there before, so do it on a full disk, too, and past limits.
+
+        Raises:
+            StoreLimitError: there is no room for them, and their files are gone.
         """
         for batch in pieces(paths, FREED if mending else BATCH):
             found = [(path, record) for path in batch if (record := _record(path))]
             if mending:
                 self._database.freeing(partial(_put, found))
             else:
-                with self._database.writing() as connection:
-                    _put(found, connection)
+                self._admit(found)
+
+    def _admit(self, found: Sequence[tuple[Path, StateRecord]]) -> None:
+        put = partial(_put, found)
+        if self.admission is None:
+            with self._database.writing() as connection:
+                put(connection)
+            return
+        newcomers = [Newcomer(r.id, r.model, r.namespace, r.bytes) for _, r in found]
+        try:
+            self.admission(newcomers, put)
+        except StoreLimitError:
+            there = [(record.id, path, identity(path)) for path, record in found]
+            gone = [GoneFile(id_, path, seen) for id_, path, seen in there if seen]
+            unlink(self._database, self.root, gone)
+            raise
 
     def drop(self, connection: Connection, records: Sequence[StateRecord]) -> list[GoneFile]:
         """Take back promises; the files that are to be unlinked after the commit."""

@@ -13,7 +13,7 @@ from semkv_rag.corpus.split import tokenize
 from semkv_rag.corpus.warm import WarmPrompt, WarmResult, warm
 from semkv_rag.prompt_cache import Cascade, PromptCacheOptions
 from semkv_rag.reuse import token_array
-from semkv_rag.store import KVStore, chunk_id
+from semkv_rag.store import KVStore, Limit, Pin, chunk_id
 from tests.corpus.made_up_engine import FINGERPRINT, MadeUpEngine
 from workbench.word_bags import WORDS
 
@@ -155,3 +155,16 @@ def test_the_budget_holds(engine: MadeUpEngine) -> None:
         given = prompts(engine, TEXTS[0])
         run(engine, cascade, given)
         assert hits(engine, cascade, given) == [False]
+
+
+def test_what_the_limits_leave_no_room_for_is_told(engine: MadeUpEngine, cascade: Cascade) -> None:
+    given = prompts(engine, *TEXTS)
+    assert run(engine, cascade, given[:1]).computed == 1
+    engine.store.lifecycle.pin(Pin(namespace="default"))
+    there = sum(entry.bytes for entry in engine.store.stats())
+    engine.store.lifecycle.set_limit(Limit(None, max_bytes=there))
+    result = run(engine, cascade, given)
+    assert (result.present, result.computed) == (1, 0)
+    assert [failure.source for failure in result.failures] == ["line 2", "line 3"]
+    assert all("semkv unpin" in failure.reason for failure in result.failures)
+    assert engine.store.verify().notices == ()

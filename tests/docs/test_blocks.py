@@ -41,6 +41,7 @@ PAGES = (
     "docs/choosing-a-preset.md",
     "docs/quality-of-your-model.md",
     "docs/sizing.md",
+    "docs/lifecycle.md",
 )
 SERVED = "docs/serve.md"
 RUN = ("precompute", "info", "ls", "verify")

@@ -23,13 +23,14 @@ from sqlalchemy import (
     insert,
     select,
     true,
+    tuple_,
     update,
 )
 
 from semkv_rag.reuse.tokens import StoredTokens, TokenArray
 from semkv_rag.store.files.header import ChunkHeader, token_bytes
 from semkv_rag.store.index import feed, prompts
-from semkv_rag.store.index.schema import chunk_tokens, chunks, contexts, models, sources
+from semkv_rag.store.index.schema import chunk_tokens, chunks, contexts, models, sources, states
 from semkv_rag.store.records import ChunkKey, ChunkRecord, ModelInfo, NamespaceStats
 
 PAGE = 1000
@@ -93,6 +94,12 @@ def put_model(
 def all_models(connection: Connection) -> list[ModelInfo]:
     rows = connection.execute(select(models).order_by(models.c.created_at))
     return [ModelInfo(row[0], json.loads(row[1]), row[2]) for row in rows]
+
+
+def drop_model(connection: Connection, fingerprint: str) -> None:
+    """Forget a model, unless something is stored for it."""
+    unused = [~exists().where(table.c.model == fingerprint) for table in (chunks, states, sources)]
+    connection.execute(delete(models).where(models.c.fingerprint == fingerprint, *unused))
 
 
 def put(connection: Connection, found: Sequence[FoundChunk]) -> None:
@@ -213,10 +220,19 @@ def total_bytes(connection: Connection, namespace: str | None, kind: str | None)
 
 
 def least_recently_used(
-    connection: Connection, namespace: str | None, kind: str | None, limit: int
+    connection: Connection,
+    condition: ColumnElement[bool],
+    limit: int,
+    after: tuple[float, str] | None = None,
 ) -> list[ChunkRecord]:
-    """The `limit` records that were unused for longest."""
-    oldest = _RECORD.where(scope(None, namespace, kind)).order_by(chunks.c.used_at, chunks.c.id)
+    """The next `limit` records under a condition, those that were unused for longest first.
+
+    Args:
+        after: time of use and id of the record to go on behind.
+    """
+    oldest = _RECORD.where(condition).order_by(chunks.c.used_at, chunks.c.id)
+    if after is not None:
+        oldest = oldest.where(tuple_(chunks.c.used_at, chunks.c.id) > after)
     return [_record(row) for row in connection.execute(oldest.limit(limit))]
 
 

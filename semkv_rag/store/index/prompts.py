@@ -203,3 +203,13 @@ def count_sighting(
     else:
         connection.execute(update(sightings).filter_by(**own).values(values))
     return seen
+
+
+def forget_sightings(connection: Connection, model: str | None, namespace: str | None) -> None:
+    """Forget the prompts of a model and a namespace that were seen and not stored; None is any."""
+    forgotten = delete(sightings)
+    if model is not None:
+        forgotten = forgotten.where(sightings.c.model == model)
+    if namespace is not None:
+        forgotten = forgotten.where(sightings.c.namespace == namespace)
+    connection.execute(forgotten)

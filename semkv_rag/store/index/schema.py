@@ -25,7 +25,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISION: Final = "0004"
+REVISION: Final = "0005"
 """The newest migration: what a store is at once it was opened."""
 
 metadata: Final = MetaData()
@@ -180,4 +180,24 @@ states = Table(
     Index("states_of_model", "model", "namespace"),
     Index("states_by_use", "used_at", "id"),
     Index("states_by_size", "namespace", "bytes"),
+)
+
+limits = Table(
+    "limits",
+    metadata,
+    # Empty for the whole store, which no namespace is called.
+    Column("namespace", String(128), primary_key=True),
+    Column("max_bytes", BigInteger),
+    Column("ttl_s", Double),
+)
+
+pins = Table(
+    "pins",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    # NULL is any. A document's pin names its namespace and holds for what it becomes later, too.
+    Column("model", String(128)),
+    Column("namespace", String(128)),
+    Column("source", Text),
+    Index("pins_by_source", "source", "namespace"),
 )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
-from sqlalchemy import Connection, delete, exists, insert, select
+from sqlalchemy import Connection, Select, delete, exists, func, insert, select
 
+from semkv_rag.store.index import pins
 from semkv_rag.store.index.chunks import pieces
 from semkv_rag.store.index.schema import chunks, source_chunks, sources
 from semkv_rag.store.records import SourceInfo
@@ -32,6 +34,7 @@ def find(
     )
     for source_id, chunk_id in connection.execute(listed):
         chunks_of.setdefault(source_id, []).append(chunk_id)
+    pinned = pins.pinned_sources(connection)
     found = select(sources).where(*conditions).order_by(sources.c.name)
     return [
         SourceInfo(
@@ -41,9 +44,19 @@ def find(
             updated_at=row.updated_at,
             model=row.model,
             namespace=row.namespace,
+            pinned=row.id in pinned,
         )
         for row in connection.execute(found)
     ]
+
+
+def there(connection: Connection, model: str, namespace: str, names: Collection[str]) -> int:
+    """How many of some sources there are."""
+    found = _scoped(select(func.count(sources.c.id)), model, namespace)
+    return sum(
+        int(connection.scalar(found.where(sources.c.name.in_(piece))) or 0)
+        for piece in pieces(names)
+    )
 
 
 def replace(
@@ -69,8 +82,39 @@ def replace(
     return before - _listed(connection, before)
 
 
+def page(
+    connection: Connection, model: str | None, namespace: str | None, limit: int
+) -> list[tuple[str, str, str]]:
+    """Model, namespace and name of at most `limit` sources; None is any."""
+    listed = _scoped(select(sources.c.model, sources.c.namespace, sources.c.name), model, namespace)
+    return [(row[0], row[1], row[2]) for row in connection.execute(listed.limit(limit))]
+
+
+def owners(
+    connection: Connection, model: str | None, namespace: str | None, names: Iterable[str]
+) -> list[tuple[str, str]]:
+    """The models and namespaces that have one of some documents; None is any."""
+    held = _scoped(select(sources.c.model, sources.c.namespace).distinct(), model, namespace)
+    return sorted(
+        {
+            (row[0], row[1])
+            for piece in pieces(names)
+            for row in connection.execute(held.where(sources.c.name.in_(piece)))
+        }
+    )
+
+
+def count(connection: Connection, model: str | None, namespace: str | None) -> int:
+    """How many sources there are; None is any."""
+    return int(connection.scalar(_scoped(select(func.count(sources.c.id)), model, namespace)) or 0)
+
+
 def own_chunks(
-    connection: Connection, model: str, namespace: str, names: Collection[str], limit: int
+    connection: Connection,
+    model: str,
+    namespace: str,
+    names: Collection[str],
+    limit: int | None = None,
 ) -> list[str]:
     """At most `limit` of the stored chunks that only these sources list."""
     asked = (
@@ -93,8 +137,18 @@ def own_chunks(
 
 
 def remove(connection: Connection, model: str, namespace: str, names: Collection[str]) -> int:
-    """Remove those of some sources that are there, and not their chunks; how many."""
-    return _remove(connection, model, namespace, names)[0]
+    """Remove those of some sources that are there, their pins, and not their chunks; how many."""
+    there = _remove(connection, model, namespace, names)[0]
+    pins.drop_of_gone(connection, namespace, names)
+    return there
+
+
+def _scoped(statement: Select[Any], model: str | None, namespace: str | None) -> Select[Any]:
+    if model is not None:
+        statement = statement.where(sources.c.model == model)
+    if namespace is not None:
+        statement = statement.where(sources.c.namespace == namespace)
+    return statement
 
 
 def _remove(

@@ -15,6 +15,7 @@ from sqlalchemy import (
     insert,
     select,
     true,
+    tuple_,
     update,
 )
 
@@ -94,10 +95,15 @@ def total_bytes(connection: Connection, namespace: str | None) -> int:
 
 
 def least_recently_used(
-    connection: Connection, namespace: str | None, limit: int
+    connection: Connection,
+    condition: ColumnElement[bool],
+    limit: int,
+    after: tuple[float, str] | None = None,
 ) -> list[StateRecord]:
-    """The `limit` records that were unused for longest."""
-    oldest = select(states).where(scope(None, namespace)).order_by(states.c.used_at, states.c.id)
+    """As `chunks.least_recently_used`."""
+    oldest = select(states).where(condition).order_by(states.c.used_at, states.c.id)
+    if after is not None:
+        oldest = oldest.where(tuple_(states.c.used_at, states.c.id) > after)
     return _records(connection, oldest.limit(limit))
 
 

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from semkv_rag.errors import StoreError
+from semkv_rag.errors import StoreError, StoreLimitError
+from semkv_rag.store.admission import Admission, Newcomer
 from semkv_rag.store.files.beneath import file_bytes
 from semkv_rag.store.files.chunk_file import ChunkFile
 from semkv_rag.store.files.paths import chunk_path, chunk_paths, identity
-from semkv_rag.store.gone import BATCH, GoneFile
+from semkv_rag.store.gone import BATCH, GoneFile, unlink
 from semkv_rag.store.index import chunks
 from semkv_rag.store.index.chunks import FoundChunk
 from semkv_rag.store.index.database import FREED, Database
@@ -25,11 +26,16 @@ from semkv_rag.store.records import ChunkKey, ChunkRecord
 
 
 class Contents:
-    """The chunks of one store: its files under `root` and their rows."""
+    """The chunks of one store: its files under `root` and their rows.
+
+    Attributes:
+        admission: what keeps them within the store's limits; set by the store.
+    """
 
     def __init__(self, root: Path, database: Database) -> None:
         self.root = root
         self._database = database
+        self.admission: Admission | None = None
 
     def pages(self, model: str | None, namespace: str | None) -> Iterator[list[ChunkRecord]]:
         """All records in the order of their ids; each list is of one moment."""
@@ -62,16 +68,21 @@ class Contents:
         """Promise those of the chunks whose files are there; their ids.
 
         Args:
-            mending: their files were there before, so do it on a full disk, too.
+            mending: their files were there before, so do it on a full disk, too, and past limits.
+
+        Raises:
+            StoreLimitError: there is no room for some, and the files of these are gone.
         """
         taken: set[str] = set()
+        fault: StoreLimitError | None = None
         for batch in chunks.pieces(keys, FREED if mending else BATCH):
             found = [(key, chunk) for key in batch if (chunk := self.find(key))]
             if mending:
                 taken |= self._database.freeing(partial(self._put, found))
             else:
-                with self._database.writing() as connection:
-                    taken |= self._put(found, connection)
+                fault = self._admit(found, taken) or fault
+        if fault is not None:
+            raise fault
         return taken
 
     def drop(self, connection: Connection, records: Sequence[ChunkRecord]) -> list[GoneFile]:
@@ -83,6 +94,32 @@ class Contents:
             for path in chunk_paths(self.root, record, record.ranks)
             if (seen := identity(path))
         ]
+
+    def _admit(
+        self, found: Sequence[tuple[ChunkKey, FoundChunk]], taken: set[str]
+    ) -> StoreLimitError | None:
+        """Promise those of some chunks that there is room for, into `taken`; the fault of the others."""
+        put = partial(self._put, found)
+        if self.admission is None:
+            with self._database.writing() as connection:
+                taken |= put(connection)
+            return None
+        newcomers = [Newcomer(k.id, k.model, k.namespace, chunk.bytes) for k, chunk in found]
+        try:
+            taken |= self.admission(newcomers, put, taken)
+        except StoreLimitError as error:
+            if len(found) > 1:
+                half = len(found) // 2
+                first = self._admit(found[:half], taken)
+                return self._admit(found[half:], taken) or first
+            ((key, chunk),) = found
+            paths = chunk_paths(self.root, key, chunk.header.world_size)
+            there = [(path, identity(path)) for path in paths]
+            unlink(
+                self._database, self.root, [GoneFile(key.id, path, at) for path, at in there if at]
+            )
+            return error
+        return None
 
     def _sizes(self, key: ChunkKey, ranks: int) -> list[int | None]:
         """Of a chunk's files; None for one that is not there."""

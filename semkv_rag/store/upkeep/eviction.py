@@ -1,60 +1,158 @@
-"""Eviction by bytes. Called after precompute and capture, by whoever was given a limit."""
+"""What goes by itself: the longest unused beyond a number of bytes, and what expired; nothing pinned.
+
+In short transactions, and what is over is counted anew in each: others add and evict meanwhile.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from heapq import merge
+from itertools import islice
+from typing import Final, TypeAlias, TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import ColumnElement, Connection
 
 from semkv_rag.store.gone import GoneFile, unlink
-from semkv_rag.store.index import chunks, states
+from semkv_rag.store.index import chunks, limits, pins, schema, states
 from semkv_rag.store.index.database import FREED, Database
-from semkv_rag.store.records import ChunkRecord, StateRecord
+from semkv_rag.store.records import ChunkRecord, Limit, StateRecord
 from semkv_rag.store.states import StoredStates
 from semkv_rag.store.upkeep.contents import Contents
 
-STATE = "state"
+STATE: Final = "state"
 """What eviction calls images' features, beside the chunks' kinds."""
 
+Record: TypeAlias = ChunkRecord | StateRecord
+_Found = TypeVar("_Found", ChunkRecord, StateRecord)
 
-def evict(
-    database: Database,
-    contents: Contents,
-    stored_states: StoredStates,
-    max_bytes: int,
-    namespace: str | None,
-    kind: str | None = None,
-) -> list[str]:
-    """Remove the least recently used chunks and states until `max_bytes` are left; their ids.
 
-    In short transactions, and what is over is counted anew in each: others add and evict meanwhile.
+class Eviction:
+    """Takes chunks and states of one store away, rows first, then files."""
+
+    def __init__(self, database: Database, contents: Contents, stored_states: StoredStates) -> None:
+        self._database = database
+        self._contents = contents
+        self._states = stored_states
+
+    def evict(
+        self, max_bytes: int, namespace: str | None = None, kind: str | None = None
+    ) -> list[Record]:
+        """Remove what was unused for longest until `max_bytes` are left, or only what is pinned."""
+
+        def surplus(connection: Connection) -> Iterable[Record]:
+            over = used_bytes(connection, namespace, kind) - max_bytes
+            return first_bytes(unused_longest(connection, namespace, kind), over)
+
+        return [record for batch in self.batches(surplus) for record in batch]
+
+    def expire(self, now: float) -> Iterator[list[Record]]:
+        """Remove what was unused for longer than it may be; in each step what went."""
+        return self.batches(partial(expired, now=now))
+
+    def batches(self, find: Callable[[Connection], Iterable[Record]]) -> Iterator[list[Record]]:
+        """Remove what `find` finds, at most `FREED` in a transaction, until it finds nothing."""
+
+        def drop_some(connection: Connection) -> tuple[list[Record], list[GoneFile]]:
+            some = list(islice(find(connection), FREED))
+            return some, self.drop(connection, some)
+
+        while True:
+            dropped, gone = self._database.freeing(drop_some)
+            unlink(self._database, self._contents.root, gone)
+            if not dropped:
+                return
+            yield dropped
+
+    def drop(self, connection: Connection, records: Sequence[Record]) -> list[GoneFile]:
+        """Take back promises; the files that are to be unlinked after the commit."""
+        gone = self._contents.drop(connection, [r for r in records if isinstance(r, ChunkRecord)])
+        return gone + self._states.drop(
+            connection, [r for r in records if isinstance(r, StateRecord)]
+        )
+
+
+def unused_longest(
+    connection: Connection, namespace: str | None, kind: str | None = None
+) -> Iterator[Record]:
+    """What is not pinned, in the order in which it goes."""
+    return _in_order(
+        connection,
+        chunks.scope(None, namespace, kind) if kind != STATE else None,
+        states.scope(None, namespace) if kind in (None, STATE) else None,
+    )
+
+
+def expired(connection: Connection, now: float, instead: Limit | None = None) -> Iterator[Record]:
+    """What is not pinned and was unused for longer than it may be, in the order in which it goes.
+
+    Args:
+        instead: as if this were its scope's limit.
     """
-    with_chunks, with_states = kind != STATE, kind in (None, STATE)
+    return _in_order(
+        connection,
+        limits.expired(connection, schema.chunks, now, instead),
+        limits.expired(connection, schema.states, now, instead),
+    )
 
-    def drop_oldest(connection: Connection) -> tuple[list[str], list[GoneFile]]:
-        over = -max_bytes
-        oldest: list[Sequence[ChunkRecord | StateRecord]] = []
-        if with_chunks:
-            over += chunks.total_bytes(connection, namespace, kind)
-            oldest.append(chunks.least_recently_used(connection, namespace, kind, FREED))
-        if with_states:
-            over += states.total_bytes(connection, namespace)
-            oldest.append(states.least_recently_used(connection, namespace, FREED))
-        victims: list[ChunkRecord | StateRecord] = []
-        for record in merge(*oldest, key=lambda record: record.used_at):
-            if over <= 0 or len(victims) == FREED:
-                break
-            victims.append(record)
-            over -= record.bytes
-        gone = contents.drop(connection, [v for v in victims if isinstance(v, ChunkRecord)])
-        gone += stored_states.drop(connection, [v for v in victims if isinstance(v, StateRecord)])
-        return [record.id for record in victims], gone
 
-    evicted: list[str] = []
-    while True:
-        ids, gone = database.freeing(drop_oldest)
-        unlink(database, contents.root, gone)
-        if not ids:
-            return evicted
-        evicted += ids
+def everything(
+    connection: Connection, model: str | None, namespace: str | None
+) -> Iterator[Record]:
+    """All that is of a model and a namespace, pinned or not; None is any."""
+    return _in_order(
+        connection,
+        chunks.scope(model, namespace),
+        states.scope(model, namespace),
+        pinned_too=True,
+    )
+
+
+def found(connection: Connection, ids: Collection[str]) -> list[Record]:
+    """The chunks and states among `ids`, in no order."""
+    return [*chunks.find(connection, ids), *states.find(connection, ids)]
+
+
+def first_bytes(records: Iterable[Record], over: int) -> Iterator[Record]:
+    """The first of `records` that take `over` bytes together."""
+    for record in records:
+        if over <= 0:
+            return
+        yield record
+        over -= record.bytes
+
+
+def used_bytes(connection: Connection, namespace: str | None, kind: str | None = None) -> int:
+    """What chunks and states take; None is any namespace or kind."""
+    used = 0
+    if kind != STATE:
+        used += chunks.total_bytes(connection, namespace, kind)
+    if kind in (None, STATE):
+        used += states.total_bytes(connection, namespace)
+    return used
+
+
+def _in_order(
+    connection: Connection,
+    of_chunks: ColumnElement[bool] | None,
+    of_states: ColumnElement[bool] | None,
+    *,
+    pinned_too: bool = False,
+) -> Iterator[Record]:
+    orders: list[Iterator[Record]] = []
+    if of_chunks is not None:
+        if not pinned_too:
+            of_chunks &= ~pins.chunk_pinned(connection)
+        orders.append(_pages(partial(chunks.least_recently_used, connection, of_chunks, FREED)))
+    if of_states is not None:
+        if not pinned_too:
+            of_states &= ~pins.state_pinned(connection)
+        orders.append(_pages(partial(states.least_recently_used, connection, of_states, FREED)))
+    return merge(*orders, key=lambda record: record.used_at)
+
+
+def _pages(read: Callable[[tuple[float, str] | None], Sequence[_Found]]) -> Iterator[_Found]:
+    after: tuple[float, str] | None = None
+    while page := read(after):
+        yield from page
+        after = page[-1].used_at, page[-1].id
