@@ -56,12 +56,13 @@ def _list_chunks(store: KVStore, sources: list[SourceInfo], as_json: bool) -> No
         print_json([{"source": source.name, **asdict(record)} for source, record in found])
         return
     print_table(
-        ("chunk", "source", "kind", "tokens", "behind", "bytes", "used"),
+        ("chunk", "source", "kind", "codec", "tokens", "behind", "bytes", "used"),
         [
             (
                 r.id[:16],
                 source.name,
                 r.kind,
+                r.codec,
                 r.token_count,
                 r.context_count,
                 r.bytes,
