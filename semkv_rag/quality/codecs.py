@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.errors import OptionError
 from semkv_rag.quality.settings import Setting
 from semkv_rag.store import ChunkFile, ChunkKey, KVStore, chunk_id, write_chunk
 from semkv_rag.store.codecs import codec_named
+
+if TYPE_CHECKING:
+    from semkv_rag.engine import Engine
 
 
 def codec_settings(codecs: Sequence[str], options: ReuseOptions) -> list[Setting]:
@@ -63,3 +67,23 @@ def copy_as(codec: str, store: KVStore, model: str, namespace: str, into: KVStor
         ids = [copies[id_].id for id_ in source.chunk_ids if id_ in copies]
         into.put_source(model, target, source.name, source.digest, ids)
     return size / tokens
+
+
+def copies(
+    store: KVStore, engine: Engine, settings: Sequence[Setting], namespace: str
+) -> dict[str, float]:
+    """Store a namespace's documents once for each codec in an engine's store; the bytes that a token takes.
+
+    Args:
+        store: where they are.
+        settings: by `codec_settings`.
+
+    Raises:
+        OptionError, StoreError: as `copy_as`.
+    """
+    assert engine.store is not None
+    engine.store.add_model(engine.fingerprint, {})
+    names = [setting.name for setting in settings]
+    return {
+        name: copy_as(name, store, engine.fingerprint, namespace, engine.store) for name in names
+    }
