@@ -72,7 +72,7 @@ def copy_as(codec: str, store: KVStore, model: str, namespace: str, into: KVStor
 def copies(
     store: KVStore, engine: Engine, settings: Sequence[Setting], namespace: str
 ) -> dict[str, float]:
-    """Store a namespace's documents once for each codec in an engine's store; the bytes that a token takes.
+    """Store a namespace's documents in an engine's store, once for each codec; the bytes of a token.
 
     Args:
         store: where they are.

@@ -108,9 +108,7 @@ def test_a_file_with_another_codec_than_the_index_says_is_not_taken_for_exact(
 
 @pytest.fixture(scope="module")
 def small(engines: Engines, tiny_model: Callable[[str], Path]) -> Iterator[Engine]:
-    with engines.own(
-        tiny_model("qwen3"), codec="int8", ram_bytes=8 << 20, dtype="bfloat16"
-    ) as one:
+    with engines.own(tiny_model("qwen3"), codec="int8", ram_bytes=8 << 20, dtype="bfloat16") as one:
         yield one
 
 
