@@ -46,6 +46,7 @@ class ReuseReport:
             were computed for every token counted in, 0 to 1.
         selector: the selector that picked.
         chunk_ids: the stored chunks that were used, in prompt order.
+        codecs: by which their KV is stored, each once; nothing of a lossy one counts as exact.
         match_ms: finding the chunks in the prompt.
         load_ms: waiting for KV from files, verification and rotation included.
         blend_ms: the blend pass, loading included.
@@ -78,6 +79,7 @@ class ReuseReport:
     charged_ratio: float = 0.0
     selector: str = ""
     chunk_ids: tuple[str, ...] = ()
+    codecs: tuple[str, ...] = ()
     match_ms: float = 0.0
     load_ms: float = 0.0
     blend_ms: float = 0.0
@@ -109,7 +111,11 @@ class ReuseReport:
 
     def to_mapping(self) -> dict[str, Any]:
         """The report as plain JSON values."""
-        return {**asdict(self), "chunk_ids": list(self.chunk_ids)}
+        return {
+            **asdict(self),
+            "chunk_ids": list(self.chunk_ids),
+            "codecs": list(self.codecs),
+        }
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> ReuseReport:
@@ -118,7 +124,8 @@ class ReuseReport:
         taken = {name: value for name, value in values.items() if name in known}
         if (explored := taken.get("explored")) is not None:
             taken["explored"] = Explored(**explored)
-        return cls(**{**taken, "chunk_ids": tuple(taken.get("chunk_ids", ()))})
+        lists = {name: tuple(taken.get(name, ())) for name in ("chunk_ids", "codecs")}
+        return cls(**{**taken, **lists})
 
 
 def log_line(name: str, report: ReuseReport, *, latency_s: float) -> str:

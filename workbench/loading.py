@@ -25,6 +25,7 @@ from semkv_rag.connector.worker.chunk_files import ChunkFiles
 from semkv_rag.connector.worker.chunk_memory import ChunkMemory
 from semkv_rag.reuse import ReusePlan, Span
 from semkv_rag.store import ChunkFile
+from semkv_rag.store.codecs import PLAIN
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class Loading:
     def to_cache_ahead(self) -> None:
         """The same, while another thread reads ahead into the tier."""
         chunks = self._chunks
-        ahead = ReadAhead("loading", chunks.namespace, tuple(chunks.ids))
+        ahead = ReadAhead("loading", chunks.namespace, tuple((id_, PLAIN) for id_ in chunks.ids))
         reading = self._ahead.submit(self._kept.read_ahead, ahead, chunks.model)
         self.to_cache(self._kept, moved=True)
         reading.result()

@@ -20,6 +20,7 @@ from semkv_rag.cli.listing import info_command, ls_command
 from semkv_rag.cli.plan import plan_command
 from semkv_rag.cli.precompute import precompute_command
 from semkv_rag.cli.quality import quality_command
+from semkv_rag.cli.recode import recode_command
 from semkv_rag.cli.serve import serve_command
 from semkv_rag.cli.upkeep import rm_command, verify_command
 from semkv_rag.cli.warm import warm_command
@@ -48,6 +49,7 @@ app.command("pin")(pin_command)
 app.command("unpin")(unpin_command)
 app.command("gc")(gc_command)
 app.command("verify")(verify_command)
+app.command("recode")(recode_command)
 app.command("doctor")(doctor_command)
 app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
     serve_command

@@ -70,12 +70,13 @@ def _list_chunks(store: KVStore, sources: list[SourceInfo], as_json: bool) -> No
         )
         return
     print_table(
-        ("chunk", "source", "kind", "tokens", "behind", "bytes", "used", "pinned"),
+        ("chunk", "source", "kind", "codec", "tokens", "behind", "bytes", "used", "pinned"),
         [
             (
                 r.id[:16],
                 source.name,
                 r.kind,
+                r.codec,
                 r.token_count,
                 r.context_count,
                 r.bytes,

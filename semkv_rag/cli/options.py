@@ -17,6 +17,7 @@ from semkv_rag.prompt_cache.lookup import SEMANTIC_LAYER
 from semkv_rag.prompt_cache.named import MINILM, prompt_cache_of
 from semkv_rag.selectors import SELECTORS
 from semkv_rag.store import KVStore
+from semkv_rag.store.codecs import PLAIN, codec_names
 
 Store: TypeAlias = Annotated[
     Path,
@@ -92,6 +93,14 @@ TierEncoders: TypeAlias = Annotated[
         metavar="LAYER=NAME",
         help=f"A layer's encoder: minilm, phash, or a folder or hub name of sentence-transformers, with"
         f" :image behind it for images; may be repeated. {SEMANTIC_LAYER}={MINILM} unless any is given.",
+    ),
+]
+Codec: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--codec",
+        help=f"How KV is stored: {', '.join(codec_names())}. All but {PLAIN} take less space, and lose a"
+        " little.",
     ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from semkv_rag.cli import options
@@ -27,6 +28,7 @@ from semkv_rag.planning import (
     timing_of,
     timing_of_gpu,
 )
+from semkv_rag.store.codecs import PLAIN, codec_named
 
 
 def plan_command(
@@ -57,6 +59,7 @@ def plan_command(
     corpus_tokens: Annotated[
         str | None, typer.Option(help="Tokens of all documents, such as 2M or 1G.")
     ] = None,
+    codec: options.Codec = PLAIN,
     context: Annotated[
         list[str] | None,
         typer.Option(help="As for `semkv precompute`; may be repeated. Both unless given."),
@@ -79,6 +82,7 @@ def plan_command(
     tokens = None if corpus_tokens is None else options.size_in_bytes(corpus_tokens)
     rate = storage_gb_per_s(storage)
     contexts = len(context_modes(context or DEFAULT_CONTEXT))
+    codec_named(codec)
     with data_only_stdout():
         shape = model_shape(model, kv_dtype=_kv_dtype(arguments))
         if gpu is not None:
@@ -94,12 +98,24 @@ def plan_command(
             storage_gb_per_s=rate,
             corpus_tokens=tokens,
             contexts=contexts,
+            stored_share=_share(codec, shape),
             prompts=tuple(prompt_tokens or PROMPTS),
         )
     if as_json:
         print_json(plan.to_mapping())
     else:
         _print(plan)
+
+
+def _share(codec: str, shape: ModelShape) -> float:
+    """What a codec makes of the KV's bytes."""
+    dtype = torch.float32 if shape.number_bytes == 4 else torch.bfloat16
+    head = (shape.kv_heads, shape.head_dim)
+    try:
+        taken = codec_named(codec).bytes_per_token(head, head, dtype)
+    except ValueError as error:
+        raise OptionError(f"--codec {codec}: {shape.name}: {error}") from error
+    return taken * shape.layers / shape.kv_bytes_per_token
 
 
 def _kv_dtype(arguments: dict[str, Any]) -> str | None:

@@ -37,6 +37,7 @@ from semkv_rag.errors import OptionError
 from semkv_rag.known_fingerprints import KnownFingerprint
 from semkv_rag.model_name import check_model
 from semkv_rag.store import KVStore
+from semkv_rag.store.codecs import PLAIN, codec_named
 
 if TYPE_CHECKING:
     from semkv_rag.corpus import CaptureItem, CaptureResult
@@ -91,6 +92,7 @@ def precompute_command(
             help="Leave out documents whose KV would make the store larger, such as 20GB.",
         ),
     ] = None,
+    codec: options.Codec = PLAIN,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -113,6 +115,7 @@ def precompute_command(
     modes = context_modes(context or DEFAULT_CONTEXT)
     most = None if max_bytes is None else options.size_in_bytes(max_bytes)
     arguments = options.engine_args(engine_arg)
+    codec_named(codec)
     check_model(model, arguments.get("download_dir"))
     if chat:
         prompt_prefix = _chat_prefix(model, arguments, prompt_prefix, system)
@@ -137,11 +140,12 @@ def precompute_command(
             if dry_run:
                 from semkv_rag.engine.offline import OfflineModel
 
-                return _Counted(stack.enter_context(OfflineModel(model, **arguments)), kv_store)
+                offline = OfflineModel(model, codec=codec, **arguments)
+                return _Counted(stack.enter_context(offline), kv_store)
             from semkv_rag.engine import Engine
 
             bar.starting(model)
-            engine = Engine(model, store=store, index_url=index_url, **arguments)
+            engine = Engine(model, store=store, index_url=index_url, codec=codec, **arguments)
             known.remember(engine.fingerprint)
             return stack.enter_context(engine)
 

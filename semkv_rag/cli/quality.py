@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,11 +21,12 @@ from semkv_rag.cli.output import (
     say,
 )
 from semkv_rag.cli.progress_bar import ProgressBar
-from semkv_rag.config import DEFAULT_NAMESPACE, check_namespace
+from semkv_rag.config import DEFAULT_NAMESPACE, ReuseOptions, check_namespace
 from semkv_rag.corpus import precompute_texts
 from semkv_rag.corpus.chat_prefix import chat_prefix
 from semkv_rag.errors import OptionError
 from semkv_rag.model_name import check_model
+from semkv_rag.quality.codecs import codec_settings, copies
 from semkv_rag.quality.measuring import DEFAULT_MAX_TOKENS, DEFAULT_PASSAGES, measure
 from semkv_rag.quality.plot import check_plot, plot
 from semkv_rag.quality.prompts import DEFAULT_TEMPLATE, Template
@@ -33,6 +35,7 @@ from semkv_rag.quality.recommending import TARGET
 from semkv_rag.quality.result import Full, Line, QualityResult
 from semkv_rag.quality.settings import DEFAULT_RATIOS, DEFAULT_SELECTORS, grid
 from semkv_rag.selectors import SELECTORS
+from semkv_rag.store.codecs import codec_names
 
 if TYPE_CHECKING:
     from semkv_rag.engine import Engine
@@ -64,6 +67,14 @@ def quality_command(
         typer.Option(
             help="One to compare, 0 to 1; may be repeated. "
             f"{', '.join(map(str, DEFAULT_RATIOS))} unless any is given."
+        ),
+    ] = None,
+    codec: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Compare codecs instead: {', '.join(codec_names())}; may be repeated. The preset"
+            " balanced out of the stored chunks, which must be plain, and out of copies in a temporary"
+            " folder."
         ),
     ] = None,
     question_tokens: options.QuestionTokens = None,
@@ -143,6 +154,10 @@ def quality_command(
             raise OptionError(f"{option} {file}: there is no such folder")
     if plot_file is not None:
         check_plot(plot_file)
+    if codec and (selector or ratio or precompute):
+        raise OptionError("--codec goes without --selector, --ratio and --precompute")
+    if codec:
+        settings = codec_settings(codec, ReuseOptions(question_tokens=question_tokens))
     if not precompute:
         options.open_store(store, index_url, read_only=True).close()
     check_model(model, arguments.get("download_dir"))
@@ -152,8 +167,15 @@ def quality_command(
 
         try:
             bar.starting(model)
-            started = Engine(model, store=store, index_url=index_url, **arguments)
-            engine = stack.enter_context(started)
+            place: dict[str, Any] = {"store": store, "index_url": index_url}
+            if codec:
+                folder = stack.enter_context(TemporaryDirectory(prefix="semkv-quality-"))
+                place = {"store": folder}
+            engine = stack.enter_context(Engine(model, **place, **arguments))
+            sizes = {}
+            if codec:
+                with options.open_store(store, index_url, read_only=True) as kv_store:
+                    sizes = copies(kv_store, engine, settings, namespace)
             if precompute:
                 _precompute(engine, asked, form, namespace, bar)
             result = measure(
@@ -165,21 +187,25 @@ def quality_command(
                 max_tokens=max_tokens,
                 target=target,
                 resume=resume,
+                namespace=settings[0].options.namespace if codec else None,
                 on_progress=lambda done, total, name: bar.count(done, total, Path(name).name),
             )
         except KeyboardInterrupt:
             bar.stop()
             say("Stopped before the first question was done.")
             raise typer.Exit(INTERRUPTED) from None
+    told = result.to_mapping()
+    if codec:
+        told |= {"recommendation": None, "bytes_per_token": sizes}
     if out is not None:
-        text = json.dumps(result.to_mapping(), indent=1, ensure_ascii=False)
+        text = json.dumps(told, indent=1, ensure_ascii=False)
         out.write_text(text + "\n", encoding="utf-8")
     if plot_file is not None and result.full is not None:
         plot(result, plot_file)
     if as_json:
-        print_json(result.to_mapping())
+        print_json(told)
     else:
-        _print(result, len(asked))
+        _print(result, len(asked), sizes)
     if result.interrupted and result.full is not None:
         kept = "" if resume is None else "; the same command goes on from there"
         say(f"Stopped after {in_words(result.full.questions, 'question')} of {len(asked):,}{kept}")
@@ -215,7 +241,7 @@ def _precompute(
         say(f"{failure.source}: {failure.reason}")
 
 
-def _print(result: QualityResult, asked: int) -> None:
+def _print(result: QualityResult, asked: int, sizes: Mapping[str, float]) -> None:
     if result.full is None or result.recommendation is None:
         return
     full = result.full
@@ -242,6 +268,12 @@ def _print(result: QualityResult, asked: int) -> None:
         for row, line in zip(rows, known, strict=True):
             row += [_percent(line.exact_match), _percent(line.f1)]
     print_table(header, rows)
+    if sizes:
+        typer.echo("")
+        taken = [(name, f"{size:,.0f}") for name, size in sizes.items()]
+        print_table(("codec", "bytes a token"), taken)
+        _say_left_out(result)
+        return
     advised = result.recommendation
     name = advised.preset or f"{advised.selector} at ratio {advised.ratio:g}"
     typer.echo(f"\nRecommended: {name}. {advised.reason}\n\nWhat this can't tell:")

@@ -13,6 +13,7 @@ from semkv_rag.cli import options
 from semkv_rag.config import DEFAULT_NAMESPACE, check_namespace
 from semkv_rag.errors import OptionError
 from semkv_rag.model_name import check_model
+from semkv_rag.store.codecs import PLAIN, codec_named
 
 
 def serve_command(
@@ -65,6 +66,7 @@ def serve_command(
             " read and verified; taken from the system at once.",
         ),
     ] = "0",
+    codec: options.Codec = PLAIN,
 ) -> None:
     """Serve a model with vLLM's OpenAI server, with reuse.
 
@@ -89,6 +91,7 @@ def serve_command(
         prompt_cache=cache_options,
         encoders=encoders,
         ram_bytes=options.size_in_bytes(ram_bytes),
+        codec=codec_named(codec).name,
         vllm_args=context.args,
     )
     raise typer.Exit(code)

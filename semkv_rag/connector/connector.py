@@ -22,6 +22,7 @@ Configured by `KVTransferConfig.kv_connector_extra_config`; `engine.launch` writ
 * `reuse`: the default options of requests, as `ReuseOptions.to_mapping` gives them;
 * `request_namespace`: whether a request may name its own namespace (default: it may not);
 * `ram_bytes`: what chunks may take in the workers' memory, of all ranks together (default: 0, none);
+* `codec`: by which captured chunks are stored (default: plain);
 * `selectors`: users' own, as `semkv_rag.selectors.load_selectors` takes them.
 """
 
@@ -52,6 +53,7 @@ from semkv_rag.connector.worker.executor import BlendExecutor
 from semkv_rag.errors import SemKVError
 from semkv_rag.selectors import load_selectors
 from semkv_rag.store import KVStore
+from semkv_rag.store.codecs import PLAIN
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +85,8 @@ class SemKVConnector(KVConnectorBase_V1):
         self.executor: BlendExecutor | None = None
         if role is KVConnectorRole.WORKER:
             end_with_parent(WRITING_S)
-            self.executor = BlendExecutor(vllm_config, root, int(extra.get("ram_bytes", 0)))
+            ram_bytes, codec = int(extra.get("ram_bytes", 0)), extra.get("codec", PLAIN)
+            self.executor = BlendExecutor(vllm_config, root, ram_bytes, codec)
         else:
             end_with_parent()
             self._planner = self._make_planner(vllm_config, root, extra)

@@ -64,11 +64,15 @@ class BlendTask:
 
 @dataclass(frozen=True)
 class ReadAhead:
-    """The chunks of a request that has its plan, and waits for its blocks."""
+    """The chunks of a request that has its plan, and waits for its blocks.
+
+    Attributes:
+        chunks: the id and the codec of each.
+    """
 
     request_id: str
     namespace: str
-    chunk_ids: tuple[str, ...]
+    chunks: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ from semkv_rag.model_name import check_model
 from semkv_rag.prompt_cache import Encoder, PromptCacheOptions
 from semkv_rag.report import ReuseReport
 from semkv_rag.store import KVStore
+from semkv_rag.store.codecs import PLAIN, codec_named
 from semkv_rag.wire import PARAMS_KEY
 
 CAPTURES_IN_FLIGHT = 32
@@ -64,6 +65,8 @@ class Engine(OpenAIAnswers, Storing, Closing):
             all. Needs a store and the extra `prompt-cache`.
         ram_bytes: what stored chunks may take in memory, where the next request finds them read and
             verified; 0 for none. Taken from the system at once.
+        codec: by which chunks are stored from now on: `plain`, or a lossy one that takes less space, see
+            docs/codecs.md. Stored ones are read by their own.
         encoders: of the tiers, by layer; see `semkv_rag.prompt_cache.Cascade`.
         engine_args: fields of vLLM's `AsyncEngineArgs`, such as `dtype` or `max_model_len`.
 
@@ -94,6 +97,7 @@ class Engine(OpenAIAnswers, Storing, Closing):
         chat_args: Mapping[str, Any] | None = None,
         prompt_cache: PromptCacheOptions | None = None,
         ram_bytes: int = 0,
+        codec: str = PLAIN,
         encoders: Mapping[str, Encoder] | None = None,
         **engine_args: Any,
     ) -> None:
@@ -101,6 +105,8 @@ class Engine(OpenAIAnswers, Storing, Closing):
             raise OptionError("prompt_cache needs a store: pass store=…")
         if ram_bytes and store is None:
             raise OptionError("ram_bytes needs a store: pass store=…")
+        if codec_named(codec).name != PLAIN and store is None:
+            raise OptionError("codec needs a store: pass store=…")
         check_model(model, engine_args.get("download_dir"))
         self.model = model
         self.reuse = reuse or ReuseOptions()
@@ -117,6 +123,7 @@ class Engine(OpenAIAnswers, Storing, Closing):
                     reuse=self.reuse,
                     request_namespace=True,
                     ram_bytes=ram_bytes,
+                    codec=codec,
                 )
             config, obstacle = resolve(engine_arguments(model, engine_args), transfer)
             self._chat_settings = ChatSettings(config, model, chat_args or {})

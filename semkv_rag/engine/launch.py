@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from semkv_rag.connector.fingerprint import config_fingerprint
 from semkv_rag.connector.obstacle import config_obstacle
 from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.selectors import registered_selectors
+from semkv_rag.store.codecs import PLAIN, codec_named
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ def transfer_config(
     reuse: ReuseOptions,
     request_namespace: bool,
     ram_bytes: int = 0,
+    codec: str = PLAIN,
 ) -> dict[str, Any]:
     """The fields of vLLM's `KVTransferConfig` that load our connector.
 
@@ -45,11 +48,13 @@ def transfer_config(
         root: the store's folder.
         request_namespace: whether requests may name their namespace; see `connector`.
         ram_bytes: what chunks may take in memory; 0 for none.
+        codec: by which captured chunks are stored.
 
     Raises:
-        OptionError: `ram_bytes` is no number of bytes that this machine has.
+        OptionError: `ram_bytes` is no number of bytes that this machine has, or there is no such codec.
     """
     _check_ram(ram_bytes)
+    codec_named(codec)
     return {
         "kv_connector": "SemKVConnector",
         "kv_connector_module_path": "semkv_rag.connector.connector",
@@ -61,6 +66,7 @@ def transfer_config(
             "reuse": reuse.to_mapping(),
             "request_namespace": request_namespace,
             "ram_bytes": ram_bytes,
+            "codec": codec,
             "selectors": registered_selectors(),
         },
     }
@@ -196,9 +202,21 @@ def takes_images(config: ModelConfig) -> bool:
     return bool(limits.get("image", 0))
 
 
-def kv_bytes_per_token(config: VllmConfig) -> int:
-    """What one token's KV takes in chunk files, over all layers and ranks."""
+def kv_bytes_per_token(config: VllmConfig, codec: str | None = None) -> int:
+    """What one token's KV takes in chunk files, over all layers and ranks.
+
+    Args:
+        codec: by which they are stored; the one that the configuration says unless given.
+    """
     model, parallel = config.model_config, config.parallel_config
+    if codec is None:
+        transfer = config.kv_transfer_config
+        codec = PLAIN if transfer is None else transfer.get_from_extra_config("codec", PLAIN)
+    if codec != PLAIN:
+        shape = (model.get_num_kv_heads(parallel), model.get_head_size())
+        layer = codec_named(codec).bytes_per_token(shape, shape, model.dtype)
+        ranks, layers = int(parallel.tensor_parallel_size), int(model.get_num_layers(parallel))
+        return math.ceil(layer * layers * ranks)
     heads = model.get_num_kv_heads(parallel) * parallel.tensor_parallel_size
     name = config.cache_config.cache_dtype
     dtype = model.dtype if name == "auto" else STR_DTYPE_TO_TORCH_DTYPE[name]

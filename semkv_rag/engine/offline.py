@@ -15,6 +15,7 @@ from semkv_rag.connector.fingerprint import config_fingerprint
 from semkv_rag.engine.launch import engine_arguments, kv_bytes_per_token, resolve
 from semkv_rag.errors import OptionError
 from semkv_rag.reuse import TokenArray, token_array
+from semkv_rag.store.codecs import PLAIN
 
 
 class OfflineModel(Closing):
@@ -22,6 +23,7 @@ class OfflineModel(Closing):
 
     Args:
         model: a folder or a hub name, as for `Engine`.
+        codec: as for `Engine`.
         engine_args: as for `Engine`.
 
     Attributes:
@@ -34,11 +36,11 @@ class OfflineModel(Closing):
         EngineError: vLLM cannot load the model, or its files are not on this machine.
     """
 
-    def __init__(self, model: str, **engine_args: Any) -> None:
+    def __init__(self, model: str, *, codec: str = PLAIN, **engine_args: Any) -> None:
         config, _ = resolve(engine_arguments(model, engine_args), None)
         self.fingerprint = config_fingerprint(config)
         self.max_model_len: int = config.model_config.max_model_len
-        self.kv_bytes_per_token = kv_bytes_per_token(config)
+        self.kv_bytes_per_token = kv_bytes_per_token(config, codec)
         self._config = config.model_config
         self._renderer = renderer_from_config(config)
 

@@ -49,6 +49,7 @@ def measure(
     max_tokens: int = DEFAULT_MAX_TOKENS,
     target: float = TARGET,
     resume: Path | None = None,
+    namespace: str | None = None,
     on_progress: OnQuestion | None = None,
 ) -> QualityResult:
     """How close a model's answers out of reused KV come to its own by full prefill, and what to set.
@@ -67,6 +68,7 @@ def measure(
         target: the share of equal tokens that is close enough.
         resume: a file in which each question is kept once it is done, and from which those that are
             done are taken.
+        namespace: where passages are found, of settings that have several (`semkv_rag.quality.codecs`).
         on_progress: called before each question and request.
 
     Raises:
@@ -99,7 +101,14 @@ def measure(
     }
     with Journal(resume, about) as journal:
         run = _Run(
-            engine, chosen, template or Template(), passages, max_tokens, journal, on_progress
+            engine,
+            chosen,
+            template or Template(),
+            passages,
+            max_tokens,
+            journal,
+            namespace,
+            on_progress,
         )
         return run.measure(questions, target)
 
@@ -115,12 +124,13 @@ class _Run:
         passages: int,
         max_tokens: int,
         journal: Journal,
+        namespace: str | None,
         on_progress: OnQuestion | None,
     ) -> None:
         namespaces = {setting.options.namespace for setting in settings}
-        if len(namespaces) > 1:
+        if namespace is None and len(namespaces) > 1:
             raise OptionError(f"the settings have several namespaces: {sorted(namespaces)}")
-        (self.namespace,) = namespaces
+        self.namespace = namespaces.pop() if namespace is None else namespace
         self._engine = engine
         self._settings = settings
         self._template = template

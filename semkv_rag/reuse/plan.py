@@ -19,7 +19,7 @@ class Span:
 
     `base` is the position chunk token 0 had when its KV was computed (the length of its context),
     so its keys are moved by `dst - (base + src)`. An exact span has the stored left context in the
-    prompt too: its KV is right as it is.
+    prompt too, and a lossless codec: its KV is right as it is.
     """
 
     chunk_id: str
@@ -28,6 +28,7 @@ class Span:
     length: int
     base: int = 0
     exact: bool = False
+    codec: str = "plain"
 
     @property
     def end(self) -> int:
@@ -93,6 +94,11 @@ class ReusePlan:
         )
 
     @property
+    def codecs(self) -> tuple[str, ...]:
+        """By which the reused chunks are stored, each once."""
+        return tuple(dict.fromkeys(span.codec for span in self.spans))
+
+    @property
     def exact_tokens(self) -> int:
         return sum(span.length for span in self.spans if span.exact)
 
@@ -107,7 +113,7 @@ class ReusePlan:
         parts = (
             options.ratio, options.promise if options.ratio == AUTO else None, options.selector,
             options.check_layer, options.namespace, self.covered,
-            *((s.chunk_id, s.src, s.dst, s.length, s.exact) for s in self.spans), self.question,
+            *((s.chunk_id, s.src, s.dst, s.length, s.exact, s.codec) for s in self.spans), self.question,
         )  # fmt: skip
         return blake3(repr(parts).encode()).digest()
 
@@ -128,7 +134,7 @@ def make_plan(
     for span in spans:
         length = min(span.length, limit - span.dst)
         if length > 0:
-            kept.append(Span(span.chunk_id, span.src, span.dst, length, span.base, span.exact))
+            kept.append(replace(span, length=length))
     if not kept:
         return None
     return ReusePlan(spans=tuple(kept), covered=kept[-1].end, options=options)

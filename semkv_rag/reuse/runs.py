@@ -42,7 +42,7 @@ class Runs:
         high = min(len(self._prompt), diagonal + len(stored.tokens))
         differ = self._prompt[low:high] != stored.tokens[low - diagonal : high - diagonal]
         bounds = np.concatenate(([low - 1], low + differ.nonzero()[0], [high]))
-        fit = rank(stored.context, self._prompt, diagonal)
+        fit = self._fit(stored, diagonal)
         for index in (bounds[1:] - bounds[:-1] > self._shortest).nonzero()[0].tolist():
             dst, end = int(bounds[index]) + 1, int(bounds[index + 1])
             exact = not fit.inexact and dst == diagonal
@@ -50,7 +50,8 @@ class Runs:
                 end = min(end, diagonal + stored.before_images)
                 if end - dst < self._shortest:
                     continue
-            span = Span(chunk_id, dst - diagonal, dst, end - dst, len(stored.context), exact)
+            base = len(stored.context)
+            span = Span(chunk_id, dst - diagonal, dst, end - dst, base, exact, stored.codec)
             # Behind other tokens than the chunk's own no context makes a run exact.
             here = fit._replace(inexact=not exact)
             self._found.append((here, number, span))
@@ -64,9 +65,14 @@ class Runs:
 
         Where none was found there, the place lies inside other runs: then whether it fits at all.
         """
-        fit = rank(stored.context, self._prompt, diagonal)
+        fit = self._fit(stored, diagonal)
         worst = self._worst.get(diagonal)
         return fit < worst if worst is not None else not fit.inexact or fit.fitting < 0
+
+    def _fit(self, stored: StoredTokens, diagonal: int) -> Rank:
+        """How a chunk's context fits; exact only where its KV is stored as it was computed."""
+        fit = rank(stored.context, self._prompt, diagonal)
+        return fit if stored.lossless else fit._replace(inexact=True)
 
     def preferred_first(self) -> list[Span]:
         """All runs; of runs at the same place those whose context fits best, then the oldest."""

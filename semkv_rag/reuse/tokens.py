@@ -29,10 +29,17 @@ def token_array(tokens: Sequence[int] | TokenArray) -> TokenArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTokens:
-    """A stored chunk's tokens, and the tokens to their left when their KV was computed."""
+    """A stored chunk's tokens, and the tokens to their left when their KV was computed.
+
+    Attributes:
+        codec: how the KV is stored.
+        lossless: whether that gives the KV as it was computed; else nothing of the chunk is exact.
+    """
 
     tokens: TokenArray
     context: TokenArray
+    codec: str = "plain"
+    lossless: bool = True
 
     @property
     def before_images(self) -> int:

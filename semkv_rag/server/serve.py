@@ -37,6 +37,7 @@ from semkv_rag.server.limits import Limits
 from semkv_rag.server.routes import Routes
 from semkv_rag.server.tenants import Tenancy
 from semkv_rag.store import KVStore
+from semkv_rag.store.codecs import PLAIN
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ def serve(
     prompt_cache: PromptCacheOptions | None = None,
     encoders: Mapping[str, Encoder] | None = None,
     ram_bytes: int = 0,
+    codec: str = PLAIN,
 ) -> int:
     """Serve a model until it is interrupted; the process's exit code.
 
@@ -87,6 +89,7 @@ def serve(
             all.
         encoders: of the tiers, by layer; see `semkv_rag.prompt_cache.Cascade`.
         ram_bytes: what stored chunks may take in memory; 0 for none.
+        codec: by which chunks are stored.
 
     Raises:
         OptionError: an option cannot be used.
@@ -94,7 +97,12 @@ def serve(
         MissingExtraError: what the tiers need is not installed.
     """
     transfer = transfer_config(
-        store, index_url=index_url, reuse=reuse, request_namespace=True, ram_bytes=ram_bytes
+        store,
+        index_url=index_url,
+        reuse=reuse,
+        request_namespace=True,
+        ram_bytes=ram_bytes,
+        codec=codec,
     )
     arguments = ["--model", model, *vllm_args, "--middleware", MIDDLEWARE]
     arguments += _default_arguments(vllm_args)

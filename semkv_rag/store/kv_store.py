@@ -32,12 +32,14 @@ from semkv_rag.store.records import (
     ChunkRecord,
     ModelInfo,
     NamespaceStats,
+    RecodeReport,
     SourceInfo,
     VerifyReport,
 )
 from semkv_rag.store.states import StoredStates
 from semkv_rag.store.upkeep.contents import Contents
 from semkv_rag.store.upkeep.eviction import Eviction
+from semkv_rag.store.upkeep.recode import recode
 from semkv_rag.store.upkeep.verify import verify
 
 
@@ -186,6 +188,38 @@ class KVStore(Closing):
             The ids of what was evicted, in the order in which it went.
         """
         return [record.id for record in self._eviction.evict(max_bytes, namespace, kind)]
+
+    def recode(
+        self,
+        codec: str,
+        *,
+        model: str | None = None,
+        namespace: str | None = None,
+        dry_run: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> RecodeReport:
+        """Convert stored chunks to another codec, in place; others may use the store meanwhile.
+
+        A call that is killed has converted some; the next goes on.
+
+        Args:
+            model, namespace: only these; None is any.
+            dry_run: only count.
+            progress: called with the chunks done and all that are to be converted.
+
+        Raises:
+            OptionError: there is no such codec.
+            StoreError: chunks are stored by another lossy codec: what it left out is not there.
+        """
+        return recode(
+            self._database,
+            self._contents,
+            codec,
+            model,
+            namespace,
+            dry_run=dry_run,
+            progress=progress,
+        )
 
     def source(self, model: str, namespace: str, name: str) -> SourceInfo | None:
         """A document's digest and chunks, or None when it was never put."""

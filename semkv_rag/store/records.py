@@ -26,6 +26,7 @@ class ChunkRecord(ChunkKey):
         bytes: size of its files, all ranks together.
         created_at, used_at: seconds since the epoch.
         ranks: its files, one for each tensor-parallel rank.
+        codec: how its KV stands in them.
     """
 
     kind: str
@@ -35,6 +36,25 @@ class ChunkRecord(ChunkKey):
     created_at: float
     used_at: float
     ranks: int = 1
+    codec: str = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class RecodeReport:
+    """What `KVStore.recode` did, or would do.
+
+    Attributes:
+        recoded: chunks that have the codec now.
+        unchanged: that had it before.
+        bytes_before, bytes_after: of all of them.
+        failures: id and reason of chunks that could not be recoded, and are as they were.
+    """
+
+    recoded: int
+    unchanged: int
+    bytes_before: int
+    bytes_after: int
+    failures: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,3 +102,14 @@ def test_by_measuring(semkv: Semkv, tiny_model: Callable[[str], Path]) -> None:
     assert plan["precompute_hours"] > 0
     assert plan["prompts"][0]["plain_ms"] > 0
     assert "stored, plain, blended" in outcome.err, "a line for each step, as this is no terminal"
+
+
+def test_bytes_follow_the_codec(semkv: Semkv, tiny_model: Callable[[str], Path]) -> None:
+    arguments = ("plan", "--model", tiny_model("qwen3"), "--gpu", "L4", "--corpus-tokens", "2M")
+    plain = semkv(*arguments, "--engine-arg", "dtype=bfloat16", "--json").data
+    small = semkv(*arguments, "--engine-arg", "dtype=bfloat16", "--codec", "int8", "--json").data
+    assert small["kv_bytes_per_token"] == plain["kv_bytes_per_token"]
+    assert 0.5 < small["store_bytes"] / plain["store_bytes"] < 0.65
+    assert small["prompts"][0]["load_ms"] < 0.65 * plain["prompts"][0]["load_ms"]
+    refused = semkv(*arguments, "--codec", "int3")
+    assert refused.code == 2 and "use one of plain" in refused.err

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 import semkv_rag.engine
-from semkv_rag.config import PRESETS
+from semkv_rag.config import PRESETS, ReuseOptions
 from semkv_rag.corpus import precompute
 from semkv_rag.engine import Engine
 from semkv_rag.errors import OptionError
 from semkv_rag.quality import Question, Template, grid, measure, read_questions
+from semkv_rag.quality.codecs import codec_settings, copies
 from semkv_rag.quality.result import QualityResult
 from semkv_rag.quality.settings import AS_STORED
 from tests.cli.conftest import Semkv
@@ -253,3 +254,24 @@ def test_all_is_checked_before_vllm_is_started(
     assert (outcome.code, outcome.out) == (code, "")
     assert outcome.err.startswith("semkv: ") and words in outcome.err
     assert not store.exists()
+
+
+def test_codecs_side_by_side(engine: Engine, corpus: str, crossing: list[Question]) -> None:
+    assert engine.store is not None
+    settings = codec_settings(["plain", "int8"], ReuseOptions())
+    sizes = copies(engine.store, engine, settings, corpus)
+    assert sizes["plain"] / sizes["int8"] > 3  # the reader's are float32
+    result = measure(
+        engine,
+        crossing[:3],
+        settings=settings,
+        template=TEMPLATE,
+        max_tokens=8,
+        namespace=settings[0].options.namespace,
+    )
+    assert [line.name for line in result.lines] == ["plain", "int8", "exact"]
+    assert result.full is not None and result.full.questions == 3
+    with pytest.raises(OptionError, match="compared on a store that was precomputed as plain"):
+        copies(engine.store, engine, settings, settings[1].options.namespace)
+    with pytest.raises(OptionError, match="holds no chunks"):
+        copies(engine.store, engine, settings, "nobody")

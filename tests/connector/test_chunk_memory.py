@@ -16,6 +16,7 @@ from semkv_rag.connector.worker.arena import ALIGNMENT, Arena
 from semkv_rag.connector.worker.chunk_memory import ChunkKey, ChunkMemory, HeldChunk
 from semkv_rag.errors import ChunkFileError
 from semkv_rag.store import ChunkFile, write_chunk
+from semkv_rag.store.codecs import EncodedLayer
 from tests.store import made
 
 LAYERS = 5
@@ -32,7 +33,7 @@ class Shelf:
 
         def counting(
             file: ChunkFile, memory: torch.Tensor, begin: int, end: int
-        ) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor | None]:
+        ) -> tuple[list[EncodedLayer], torch.Tensor | None]:
             self.read += [(file.header.id, layer) for layer in range(begin, end)]
             return layers_in(file, memory, begin, end)
 
@@ -64,7 +65,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
 
 
 def key(seed: int, namespace: str = "default") -> ChunkKey:
-    return ChunkKey(made.MODEL, namespace, str(seed))
+    return ChunkKey(made.MODEL, namespace, str(seed), "plain")
 
 
 def with_room_for(shelf: Shelf, chunks: int) -> ChunkMemory:
@@ -81,7 +82,7 @@ def use(memory: ChunkMemory, shelf: Shelf, seed: int, tokens: int = 16) -> None:
 def check(chunk: HeldChunk, seed: int, tokens: int = 16) -> None:
     header = made.header(seed, tokens=tokens, layers=LAYERS)
     for index, (keys, values) in enumerate(made.layers(header, seed)):
-        found = chunk.layer(index)
+        found = chunk.encoded(index).decode()
         assert torch.equal(found[0], keys) and torch.equal(found[1], values)
     codes = chunk.sensitivity()
     assert codes is not None
@@ -190,10 +191,10 @@ def test_a_damaged_chunk_does_not_stay(shelf: Shelf, layer: int) -> None:
     with memory.holding(key(1), shelf.opener(1)) as chunk:
         assert chunk is not None
         for index in range(layer):
-            chunk.layer(index)
+            chunk.encoded(index)
         for _ in range(2):
             with pytest.raises(ChunkFileError, match="checksum"):
-                chunk.layer(layer)
+                chunk.encoded(layer)
         with pytest.raises(ChunkFileError, match="checksum"):
             chunk.verify()
         # Whoever comes meanwhile opens the file anew.
@@ -212,7 +213,7 @@ def test_what_was_not_read_to_its_end_does_not_stay(shelf: Shelf) -> None:
     memory = with_room_for(shelf, 2)
     with memory.holding(key(1), shelf.opener(1)) as chunk:
         assert chunk is not None
-        chunk.layer(0)
+        chunk.encoded(0)
     assert seeds(memory) == []
     assert memory.used_bytes == 0
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from semkv_rag.errors import ChunkFileError, StoreError
 from semkv_rag.store import ChunkFile, ChunkHeader, chunk_id, write_chunk
-from semkv_rag.store.files import chunk_file
+from semkv_rag.store.files import header as header_module
 from semkv_rag.store.files.header import FORMAT
 from tests.store import made
 
@@ -77,7 +77,7 @@ def test_a_sensitivity_that_does_not_fit_is_refused(tmp_path: Path, wrong: torch
 def test_a_file_of_format_1_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     header, path = made.header(1), tmp_path / "chunk.safetensors"
     with monkeypatch.context() as older:
-        older.setattr(chunk_file, "FORMAT", replace(FORMAT, version=1))
+        older.setattr(header_module, "PLAIN_FORMAT", replace(FORMAT, version=1))
         write_chunk(path, header, made.layers(header))
     assert b'"format_version":"1"' in path.read_bytes()
     with ChunkFile(path, model=made.MODEL) as file:

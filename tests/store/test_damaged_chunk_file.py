@@ -180,7 +180,7 @@ def test_a_forged_header(
 
 
 def test_a_newer_format_is_told_apart(path: Path) -> None:
-    forge(path, _set("format_version", "3"))
+    forge(path, _set("format_version", "4"))
     with pytest.raises(StoreVersionError, match="newer"):
         read_all(path)
 

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import create_engine, update
 
 from semkv_rag.store import KVStore
-from semkv_rag.store.files import chunk_file, header
+from semkv_rag.store.files import header
 from semkv_rag.store.index import schema
 from tests.store import made
 
@@ -88,7 +88,7 @@ def test_files_of_a_newer_version_are_left_alone(
     store: KVStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as newer:
-        newer.setattr(chunk_file, "FORMAT", replace(header.FORMAT, version=3))
+        newer.setattr(header, "PLAIN_FORMAT", replace(header.FORMAT, version=4))
         key = made.write(store, made.header(1))
     report = store.verify(repair=True)
     assert "newer" in report.notices[0].text

@@ -233,6 +233,7 @@ class RequestPlanner:
             exact_tokens=plan.exact_tokens if plan else 0,
             reused_tokens=plan.reused_tokens if plan else 0,
             chunk_ids=tuple(span.chunk_id for span in plan.spans) if plan else (),
+            codecs=plan.codecs if plan else (),
             match_ms=round((time.perf_counter() - tracked.since) * 1000, 3),
             reason=reason if plan is None else None,
         )

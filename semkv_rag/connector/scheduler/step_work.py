@@ -117,7 +117,7 @@ def _ahead(tracked: TrackedRequest) -> ReadAhead:
     """
     assert tracked.plan is not None
     missing = [span for span in tracked.plan.spans if span.end > tracked.in_prefix_cache]
-    chunks = tuple(dict.fromkeys(span.chunk_id for span in missing))
+    chunks = tuple(dict.fromkeys((span.chunk_id, span.codec) for span in missing))
     return ReadAhead(tracked.request.request_id, tracked.options.namespace, chunks)
 
 

@@ -90,6 +90,7 @@ class TrackedRequest:
                 reused_tokens=0,
                 recomputed_tokens=0,
                 chunk_ids=(),
+                codecs=(),
                 reason=result.error,
             )
             return

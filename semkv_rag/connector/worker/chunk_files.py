@@ -16,6 +16,10 @@ from semkv_rag.store import ChunkFile
 from semkv_rag.store.files.paths import chunk_path
 
 
+class OtherCodecError(Exception):
+    """A file has another codec than the plan says: what the plan takes for exact may not be."""
+
+
 @dataclass(frozen=True)
 class Origin:
     """Where the chunks of a task came from, in bytes of their K, V and sensitivities.
@@ -62,6 +66,8 @@ class ChunkFiles:
                 except ChunkFileError as fault:
                     bad.append(key.chunk_id)
                     error = str(fault)
+                except OtherCodecError as fault:
+                    raise LostKV(str(fault)) from fault
             if bad:
                 raise LostKV(error, tuple(bad))
             try:
@@ -74,11 +80,11 @@ class ChunkFiles:
         """Read chunks into memory, as far as there is room."""
         if self.memory is None:
             return
-        for chunk_id in task.chunk_ids:
-            key = ChunkKey(model, task.namespace, chunk_id)
+        for chunk_id, codec in task.chunks:
+            key = ChunkKey(model, task.namespace, chunk_id, codec)
             # A damaged file is reported by the blend that wants it.
             with (
-                contextlib.suppress(ChunkFileError),
+                contextlib.suppress(ChunkFileError, OtherCodecError),
                 self.memory.holding(key, partial(self._file, key), ahead=True) as chunk,
             ):
                 if chunk is None:
@@ -110,10 +116,15 @@ class ChunkFiles:
         return files.enter_context(self._file(key))
 
     def _file(self, key: ChunkKey) -> ChunkFile:
-        path = chunk_path(self.root, *key, self.rank)
+        path = chunk_path(self.root, key.model, key.namespace, key.chunk_id, self.rank)
         file = ChunkFile(path, model=key.model, chunk_id=key.chunk_id)
         try:
             file.require(self.shapes)
+            if file.codec.name != key.codec:
+                raise OtherCodecError(
+                    f"chunk {key.chunk_id[:16]} was recoded from {key.codec} to {file.codec.name}"
+                    " when it was wanted"
+                )
         except BaseException:
             file.close()
             raise
@@ -123,8 +134,10 @@ class ChunkFiles:
 def chunk_keys(task: BlendTask, model: str) -> list[ChunkKey]:
     """The chunks that a task may load, each once; what is before its start is in the cache."""
     namespace = task.plan.options.namespace
-    ids = dict.fromkeys(span.chunk_id for span in task.plan.spans if span.end > task.start)
-    return [ChunkKey(model, namespace, chunk_id) for chunk_id in ids]
+    chunks = dict.fromkeys(
+        (span.chunk_id, span.codec) for span in task.plan.spans if span.end > task.start
+    )
+    return [ChunkKey(model, namespace, *chunk) for chunk in chunks]
 
 
 def _origin(sources: Iterable[ChunkFile | HeldChunk]) -> Origin:

@@ -1,6 +1,7 @@
 """Chunks in memory: the tier above the files.
 
-A chunk's K and V of all layers, and its sensitivities, stand in one piece of the memory. They are read
+A chunk's K and V of all layers, and its sensitivities, stand in one piece of the memory, as its file has
+them: a codec that makes files smaller has the memory hold more. They are read
 from its file by the first that asks, a few layers at a time, and verified as they are read. So whoever
 waits for the first layer does not wait for the last, and the thread that reads ahead and the one that
 loads a blend share the work on a chunk that both want.
@@ -29,17 +30,19 @@ from torch import Tensor
 from semkv_rag.connector.worker.arena import Arena
 from semkv_rag.errors import ChunkFileError
 from semkv_rag.store import ChunkFile
+from semkv_rag.store.codecs import EncodedLayer
 
 READ_BYTES = 2 << 20
 """Read and verified at a time, or one layer: what was read is still in the processor's cache then."""
 
 
 class ChunkKey(NamedTuple):
-    """A chunk: of a model, in a namespace."""
+    """A chunk: of a model, in a namespace, as a codec has it."""
 
     model: str
     namespace: str
     chunk_id: str
+    codec: str
 
 
 @dataclass(eq=False)
@@ -51,7 +54,7 @@ class KeptChunk:
         memory: [bytes], uint8: that piece.
         count: how many layers it has.
         file: open until all is read.
-        layers: K and V of those that are read.
+        layers: those that are read.
         sensitivity: [layers, tokens], uint8; None where there is none, or it is not read yet.
         users: how many read its views.
         ahead: whether it was read ahead, and no blend has used it.
@@ -63,7 +66,7 @@ class KeptChunk:
     memory: Tensor
     count: int
     file: ChunkFile | None
-    layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    layers: list[EncodedLayer] = field(default_factory=list)
     sensitivity: Tensor | None = None
     users: int = 0
     ahead: bool = False
@@ -99,7 +102,7 @@ class KeptChunk:
             self.file = None
         self.layers += layers
         codes = 0 if sensitivity is None else sensitivity.nbytes
-        return codes + sum(keys.nbytes + values.nbytes for keys, values in layers)
+        return codes + sum(layer.nbytes for layer in layers)
 
 
 class HeldChunk:
@@ -118,8 +121,8 @@ class HeldChunk:
         """What its K and V and the sensitivity take."""
         return len(self._kept.memory)
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """K and V, each [tokens, kv_heads, head_dim], on the CPU: views, to be read while it is held.
+    def encoded(self, index: int) -> EncodedLayer:
+        """A layer, on the CPU: views, to be read while it is held.
 
         Raises:
             ChunkFileError: the file is damaged.
@@ -143,7 +146,7 @@ class HeldChunk:
         Raises:
             ChunkFileError: the file is damaged.
         """
-        self.layer(self._kept.count - 1)
+        self.encoded(self._kept.count - 1)
 
 
 class ChunkMemory:

@@ -53,6 +53,7 @@ from semkv_rag.connector.worker.model.sliced_model import Attention, SlicedModel
 from semkv_rag.connector.worker.probe.probes import PROBES, Bench, Found
 from semkv_rag.connector.worker.reading_ahead import ReadingAhead
 from semkv_rag.connector.worker.spoiling import Spoiling
+from semkv_rag.store.codecs import PLAIN
 
 logger = logging.getLogger(__name__)
 
@@ -65,14 +66,17 @@ class BlendExecutor:
     Args:
         root: the store's folder.
         ram_bytes: what chunks may take in memory, of all ranks together; 0 for none.
+        codec: by which chunks are written.
     """
 
-    def __init__(self, config: VllmConfig, root: Path, ram_bytes: int = 0) -> None:
+    def __init__(
+        self, config: VllmConfig, root: Path, ram_bytes: int = 0, codec: str = PLAIN
+    ) -> None:
         self.gate = GateReport(
             False, "the model was not handed over: set worker_cls to SemKVWorker"
         )
         self._config = config
-        self._root, self._ram_bytes = root, ram_bytes
+        self._root, self._ram_bytes, self._codec = root, ram_bytes, codec
         self._blend_pass: BlendPass | None = None
         self._files: ChunkFiles | None = None
         self._ahead: ReadingAhead | None = None
@@ -123,6 +127,7 @@ class BlendExecutor:
                 rank,
                 ranks,
                 self._lull,
+                self._codec,
             )
             self.gate = self._pass_gate(runner, self._blend_pass)
         except Unservable as reason:

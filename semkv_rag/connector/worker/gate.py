@@ -25,6 +25,7 @@ from semkv_rag.connector.messages import BlendTask, GateReport
 from semkv_rag.connector.worker.blend.blend_pass import BlendPass
 from semkv_rag.connector.worker.model.slice import Slice
 from semkv_rag.reuse import ReusePlan, Span
+from semkv_rag.store.codecs import PLAIN, EncodedLayer, codec_named
 
 CHUNK_TOKENS = 40
 PREFIX_TOKENS = 7
@@ -39,8 +40,9 @@ class _MemorySource:
     def __init__(self, layers: list[tuple[Tensor, Tensor]]) -> None:
         self._layers = layers
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        return self._layers[index]
+    def encoded(self, index: int) -> EncodedLayer:
+        keys, values = self._layers[index]
+        return EncodedLayer(codec_named(PLAIN), {"k": keys, "v": values}, keys.dtype)
 
     def sensitivity(self) -> Tensor | None:
         return None

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from semkv_rag.errors import ChunkFileError, StoreError
 from semkv_rag.reuse.tokens import TokenArray, token_array
+from semkv_rag.store.codecs import Codec, EncodedLayer, codec_named
+from semkv_rag.store.codecs.codec import HeadShape
 from semkv_rag.store.files.finite import is_finite, raw_bytes
 from semkv_rag.store.files.header import (
     FORMAT,
@@ -22,7 +24,10 @@ from semkv_rag.store.files.header import (
     SENSITIVITY,
     ChunkHeader,
     check_entries,
+    codec_of,
+    dtype_of,
     fault_of,
+    format_of,
     header_of,
     layer_names,
     metadata_of,
@@ -43,16 +48,16 @@ def write_chunk(
     Args:
         path: where it goes, as `KVStore.path` says; a file there is replaced.
         header: what the file says of itself.
-        layers: K and V of every layer, each `[tokens, kv_heads, head_dim]`.
+        layers: K and V of every layer, each `[tokens, kv_heads, head_dim]`, in the header's dtype. They
+            are stored by its codec.
         sensitivity: `[layers, tokens]`, uint8, as `semkv_rag.blend.encoded` makes them, or None.
 
     Raises:
         StoreError: header and tensors do not fit each other, or a tensor holds NaN or infinity.
         OSError: the file could not be written (disk full); nothing of it is left.
     """
-    return write_tensors(
-        Path(path), FORMAT, metadata_of(header), _tensors(header, layers, sensitivity)
-    )
+    tensors = _tensors(header, layers, sensitivity)
+    return write_tensors(Path(path), format_of(header), metadata_of(header), tensors)
 
 
 class ChunkFile(TensorFile):
@@ -68,6 +73,7 @@ class ChunkFile(TensorFile):
 
     Attributes:
         header: what the file says of itself.
+        codec: the one it was written by.
         path: the file.
         size_bytes: its size.
 
@@ -79,6 +85,8 @@ class ChunkFile(TensorFile):
     FORMAT = FORMAT
 
     header: ChunkHeader
+    codec: Codec
+    _shapes: list[tuple[HeadShape, HeadShape]]
 
     def __init__(
         self,
@@ -104,15 +112,26 @@ class ChunkFile(TensorFile):
         """
         if self.header.layers != len(shapes):
             raise self._error(f"holds {self.header.layers} layers, the model has {len(shapes)}")
-        for index, pair in enumerate(shapes):
-            for name, shape in zip(layer_names(index), pair, strict=True):
-                if (stored := self._entries[name].shape[1:]) != shape:
+        for index, (own, pair) in enumerate(zip(self._shapes, shapes, strict=True)):
+            for which, stored, shape in zip("kv", own, pair, strict=True):
+                if stored != shape:
+                    name = f"{index:04d}.{which}"
                     raise self._error(f"holds {list(stored)} a token in {name}, not {list(shape)}")
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V of a layer, each `[tokens, kv_heads, head_dim]` on the CPU, checksums verified.
 
-        All numbers are finite. The tensors own their memory: they stay valid after `close`.
+        All numbers are finite, and decoded. The tensors own their memory: they stay valid after `close`.
+
+        Raises:
+            ChunkFileError: as `encoded`.
+        """
+        return self.encoded(index).decode()
+
+    def encoded(self, index: int) -> EncodedLayer:
+        """A layer as it is stored, on the CPU, checksums verified; what it decodes to is finite.
+
+        The tensors own their memory: they stay valid after `close`.
 
         Raises:
             ChunkFileError: the bytes are not those that were written, hold NaN or infinity, or there is
@@ -120,37 +139,63 @@ class ChunkFile(TensorFile):
         """
         if not 0 <= index < self.header.layers:
             raise self._error(f"has no layer {index}: it holds {self.header.layers}")
-        key, value = layer_names(index)
-        return self._tensor(key), self._tensor(value)
+        names = layer_names(index, self.codec)
+        return self._layer(index, {part: self._tensor(name) for part, name in names.items()})
+
+    def verify(self) -> None:
+        """As `TensorFile.verify`; and that what the layers decode to is finite."""
+        super().verify()
+        for index in range(self.header.layers if self.codec.bounded else 0):
+            names = layer_names(index, self.codec)
+            self._layer(index, {part: self._tensor(names[part]) for part in self.codec.bounded})
 
     @property
     def kv_bytes(self) -> int:
         """What all layers' K and V and the sensitivity take, for `layers_in`."""
-        return list(self._entries.values())[-1].end - self._entries[layer_names(0)[0]].begin
+        return list(self._entries.values())[-1].end - self._kv_begin
+
+    @property
+    def _kv_begin(self) -> int:
+        return self._entries[next(iter(layer_names(0, self.codec).values()))].begin
 
     def layers_in(
         self, memory: Tensor, begin: int, end: int
-    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor | None]:
-        """As `layer`, for layers `begin` to `end`: by one read, and in memory that is given.
+    ) -> tuple[list[EncodedLayer], Tensor | None]:
+        """As `encoded`, for layers `begin` to `end`: by one read, and in memory that is given.
 
         Args:
             memory: [kv_bytes], uint8, contiguous, on the CPU: the chunk's. Each layer has its own place
                 in it. What is returned are views of it.
 
         Returns:
-            K and V of each layer; with the last layer the sensitivity, as `sensitivity` gives it.
+            Each layer; with the last one the sensitivity, as `sensitivity` gives it.
 
         Raises:
-            ChunkFileError: as `layer`.
+            ChunkFileError: as `encoded`.
         """
-        names = [name for index in range(begin, end) for name in layer_names(index)]
+        names = [
+            name for index in range(begin, end) for name in layer_names(index, self.codec).values()
+        ]
         if end == self.header.layers and SENSITIVITY in self._entries:
             names.append(SENSITIVITY)
-        origin = self._entries[layer_names(0)[0]].begin
+        origin = self._kv_begin
         place = slice(self._entries[names[0]].begin - origin, self._entries[names[-1]].end - origin)
         tensors = self._tensors_in(memory[place], names)
-        pairs = list(zip(tensors[0::2], tensors[1::2], strict=False))
-        return pairs, tensors[-1] if len(tensors) % 2 else None
+        parts = len(self.codec.names)
+        layers = [
+            self._layer(
+                begin + place,
+                dict(zip(self.codec.names, tensors[place * parts :], strict=False)),
+            )
+            for place in range(end - begin)
+        ]
+        return layers, tensors[-1] if len(tensors) % parts else None
+
+    def _layer(self, index: int, parts: dict[str, Tensor]) -> EncodedLayer:
+        dtype = dtype_of(self.header.dtype)
+        if fault := self.codec.fault(parts, dtype):
+            raise self._error(f"holds what cannot be decoded in layer {index}: {fault}")
+        return EncodedLayer(self.codec, parts, dtype)
 
     def sensitivity(self) -> Tensor | None:
         """How much each token depends on what stands before it, `[layers, tokens]`, uint8.
@@ -166,7 +211,8 @@ class ChunkFile(TensorFile):
         self, metadata: Mapping[str, str], entries: Mapping[str, TensorEntry]
     ) -> None:
         try:
-            check_entries(metadata, entries)
+            self.codec = codec_of(metadata)
+            self._shapes = check_entries(metadata, entries)
         except ChunkFileError as error:
             raise self._unusable(str(error)) from error
 
@@ -200,8 +246,10 @@ def _tensors(
         "tokens": torch.from_numpy(token_array(header.tokens).copy()),
         "context": torch.from_numpy(token_array(header.context).copy()),
     }
+    codec = codec_named(header.codec)
     for index, pair in enumerate(layers):
-        for name, tensor in zip(layer_names(index), pair, strict=True):
+        for which, tensor in zip("kv", pair, strict=True):
+            name = f"{index:04d}.{which}"
             fits = tensor.ndim == 3 and tensor.shape[0] == len(header.tokens)
             fits = fits and tensor.dtype is not torch.int32  # tokens are that, and no KV is
             if not fits or dtype_name(tensor.dtype) != header.dtype:
@@ -209,9 +257,13 @@ def _tensors(
                     f"chunk {header.id[:16]}: {name} is {list(tensor.shape)} {tensor.dtype}, not"
                     f" [{len(header.tokens)}, kv_heads, head_dim] {header.dtype}"
                 )
-            tensors[name] = stored = tensor.detach().cpu().contiguous()
+        keys, values = (tensor.detach().cpu().contiguous() for tensor in pair)
+        for which, stored in (("k", keys), ("v", values)):
             if not is_finite(stored, raw_bytes(stored)):
-                raise StoreError(f"chunk {header.id[:16]}: {name} holds NaN or infinity")
+                raise StoreError(
+                    f"chunk {header.id[:16]}: {index:04d}.{which} holds NaN or infinity"
+                )
+        tensors |= _encoded(header, index, codec, keys, values)
     if sensitivity is not None:
         shape = [header.layers, len(header.tokens)]
         if sensitivity.dtype is not torch.uint8 or list(sensitivity.shape) != shape:
@@ -221,3 +273,19 @@ def _tensors(
             )
         tensors[SENSITIVITY] = sensitivity.detach().cpu().contiguous()
     return tensors
+
+
+def _encoded(
+    header: ChunkHeader, index: int, codec: Codec, keys: Tensor, values: Tensor
+) -> dict[str, Tensor]:
+    """The tensors of a layer, by their names in a file."""
+    shapes = [(int(tensor.shape[1]), int(tensor.shape[2])) for tensor in (keys, values)]
+    try:
+        codec.layout(len(header.tokens), shapes[0], shapes[1], keys.dtype)
+    except ValueError as error:
+        raise StoreError(
+            f"chunk {header.id[:16]} cannot be stored as {codec.name}: {error}"
+        ) from error
+    parts = codec.encode(keys, values)
+    names = layer_names(index, codec)
+    return {name: parts[part].contiguous() for part, name in names.items()}

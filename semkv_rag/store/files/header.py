@@ -9,19 +9,23 @@ import math
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import torch
 from blake3 import blake3
 
 from semkv_rag.config import check_namespace
-from semkv_rag.errors import ChunkFileError
+from semkv_rag.errors import ChunkFileError, OptionError, StoreVersionError
 from semkv_rag.reuse.tokens import TokenArray, token_array
+from semkv_rag.store.codecs import PLAIN, Codec, codec_named
+from semkv_rag.store.codecs.codec import HeadShape
 from semkv_rag.store.files.tensor_file import TensorEntry
-from semkv_rag.store.files.tensor_format import FileFormat, dtype_name
+from semkv_rag.store.files.tensor_format import SAFETENSORS_NAMES, FileFormat
 
-FORMAT: Final = FileFormat("semkv.chunk", 2, "chunk file", ChunkFileError)
+FORMAT: Final = FileFormat("semkv.chunk", 3, "chunk file", ChunkFileError)
+PLAIN_FORMAT: Final = replace(FORMAT, version=2)
+"""What a plain chunk is written as: versions of semkv-rag without codecs read it, too."""
 KINDS: Final = ("document", "head", "prompt")
 """A prompt prefix is a `head` in stored files and in the index, which stay readable."""
 TOKEN_TENSORS: Final = ("tokens", "context")
@@ -46,6 +50,7 @@ class ChunkHeader:
         context: the tokens that stood to their left, [context tokens] int32.
         dtype: torch's name of the K and V dtype, such as `bfloat16`.
         layers: K and V pairs in the file.
+        codec: how they stand in it; `dtype` is what they are decoded to.
         rank, world_size: the tensor-parallel rank whose KV heads these are, of how many.
         created_at: seconds since the epoch.
     """
@@ -61,6 +66,7 @@ class ChunkHeader:
     rank: int = 0
     world_size: int = 1
     created_at: float = field(default_factory=time.time)
+    codec: str = PLAIN
 
     @property
     def base(self) -> int:
@@ -89,14 +95,20 @@ def token_bytes(tokens: TokenArray) -> bytes:
     return token_array(tokens).astype("<i4", copy=False).tobytes()
 
 
-def layer_names(layer: int) -> tuple[str, str]:
-    """The names of a layer's K and V; in the order of the layers when sorted."""
-    return f"{layer:04d}.k", f"{layer:04d}.v"
+def layer_names(layer: int, codec: Codec) -> dict[str, str]:
+    """The names of a layer's tensors in a file, by what the codec calls them."""
+    return {name: f"{layer:04d}.{name}" for name in codec.names}
+
+
+def format_of(header: ChunkHeader) -> FileFormat:
+    """As what a chunk is written."""
+    return PLAIN_FORMAT if header.codec == PLAIN else FORMAT
 
 
 def metadata_of(header: ChunkHeader) -> dict[str, str]:
     """The header as it stands in the file, but for the token tensors."""
     return {
+        **({} if header.codec == PLAIN else {"codec": header.codec}),
         "id": header.id,
         "model": header.model,
         "namespace": header.namespace,
@@ -128,6 +140,7 @@ def header_of(metadata: Mapping[str, str], tokens: TokenArray, context: TokenArr
             rank=int(metadata["rank"]),
             world_size=int(metadata["world_size"]),
             created_at=float(metadata["created_at"]),
+            codec=metadata.get("codec", PLAIN),
         )
     except (KeyError, ValueError) as error:
         raise ChunkFileError(f"its header cannot be understood: {error!r}") from error
@@ -164,29 +177,77 @@ def check_owner(model: str, namespace: str, created_at: float) -> None:
         raise ValueError(f"it cannot have been made at {created_at}")
 
 
-def check_entries(metadata: Mapping[str, str], entries: Mapping[str, TensorEntry]) -> None:
+def codec_of(metadata: Mapping[str, str]) -> Codec:
+    """The codec of a file.
+
+    Raises:
+        ChunkFileError: the format is not one with codecs, or a plain chunk's is.
+        StoreVersionError: this version knows none of that name.
+    """
+    name = metadata.get("codec", PLAIN)
+    if (name == PLAIN) != (int(metadata["format_version"]) <= PLAIN_FORMAT.version):
+        raise ChunkFileError(f"its format does not go with codec {name[:32]!r}")
+    try:
+        return codec_named(name)
+    except OptionError as error:
+        raise StoreVersionError(
+            f"a chunk file was written by codec {name[:32]!r}, which this version does not know"
+        ) from error
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype of K and V.
+
+    Raises:
+        ChunkFileError: it is none that they have.
+    """
+    if name not in SAFETENSORS_NAMES or name == "int32":  # tokens are that, and no KV is
+        raise ChunkFileError(f"its dtype is {name[:32]!r}")
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def check_entries(
+    metadata: Mapping[str, str], entries: Mapping[str, TensorEntry]
+) -> list[tuple[HeadShape, HeadShape]]:
     """Every tensor that a chunk has, none besides, and of shapes and dtypes that belong together.
+
+    Returns:
+        `(kv_heads, head_dim)` of K and of V, by layer.
 
     Raises:
         ChunkFileError: they are not.
     """
-    layers = int(metadata["layers"])
+    layers, codec, dtype = int(metadata["layers"]), codec_of(metadata), dtype_of(metadata["dtype"])
     # Counted first: a forged number of layers must not become a list of names.
     last = [SENSITIVITY] if SENSITIVITY in entries else []
-    counted = layers if len(entries) == 2 * layers + len(TOKEN_TENSORS) + len(last) else 0
-    names = [name for layer in range(counted) for name in layer_names(layer)]
+    count = len(codec.names) * layers + len(TOKEN_TENSORS) + len(last)
+    counted = layers if len(entries) == count else 0
+    own = [layer_names(layer, codec) for layer in range(counted)]
+    names = [name for one in own for name in one.values()]
     if list(entries) != [*TOKEN_TENSORS, *names, *last] or layers < 1:
         raise ChunkFileError(f"its tensors are not those of {layers} layers")
-    tokens = entries["tokens"].shape[:1]
-    for name, entry in entries.items():
-        if name in TOKEN_TENSORS:
-            fits = entry.dtype is torch.int32 and len(entry.shape) == 1
-            fits = fits and entry.shape[0] <= MAX_TOKENS
-        elif name == SENSITIVITY:
-            fits = entry.dtype is torch.uint8 and entry.shape == (layers, *tokens)
-        else:
-            fits = len(entry.shape) == 3 and entry.shape[:1] == tokens
-            fits = fits and entry.dtype is not torch.int32
-            fits = fits and dtype_name(entry.dtype) == metadata["dtype"]
-        if not fits:
+    for name in TOKEN_TENSORS:
+        entry = entries[name]
+        if not (entry.dtype is torch.int32 and len(entry.shape) == 1):
             raise ChunkFileError(f"its tensor {name} does not fit the header")
+        if entry.shape[0] > MAX_TOKENS:
+            raise ChunkFileError(f"its tensor {name} does not fit the header")
+    tokens = entries["tokens"].shape[0]
+    shapes = []
+    for one in own:
+        try:
+            pair = codec.shapes({part: entries[name].shape for part, name in one.items()})
+            layout = codec.layout(tokens, *pair, dtype)
+        except ValueError as error:
+            raise ChunkFileError(f"its tensors {min(one.values())}, …: {error}") from error
+        for part, name in one.items():
+            if (entries[name].dtype, entries[name].shape) != layout[part]:
+                raise ChunkFileError(f"its tensor {name} does not fit the header")
+        shapes.append(pair)
+    if last and (entries[SENSITIVITY].dtype, entries[SENSITIVITY].shape) != (
+        torch.uint8,
+        (layers, tokens),
+    ):
+        raise ChunkFileError(f"its tensor {SENSITIVITY} does not fit the header")
+    return shapes

@@ -33,7 +33,7 @@ class FileFormat:
 
     Attributes:
         name: as it stands in the header.
-        version: the newest that can be read, and the one that is written.
+        version: of a file that is written; the newest that can be read.
         noun: what a person calls such a file.
         error: what is raised about it.
     """

@@ -27,7 +27,9 @@ from sqlalchemy import (
     update,
 )
 
+from semkv_rag.errors import OptionError
 from semkv_rag.reuse.tokens import StoredTokens, TokenArray
+from semkv_rag.store.codecs import codec_named
 from semkv_rag.store.files.header import ChunkHeader, token_bytes
 from semkv_rag.store.index import feed, prompts
 from semkv_rag.store.index.schema import chunk_tokens, chunks, contexts, models, sources, states
@@ -47,6 +49,7 @@ _RECORD = select(
     chunks.c.created_at,
     chunks.c.used_at,
     chunks.c.ranks,
+    chunks.c.codec,
 )
 
 
@@ -104,7 +107,7 @@ def drop_model(connection: Connection, fingerprint: str) -> None:
 
 def put(connection: Connection, found: Sequence[FoundChunk]) -> None:
     """Add chunks; of those that are there, say again what their files are."""
-    there = present(connection, (chunk.header.id for chunk in found))
+    there = _codecs(connection, (chunk.header.id for chunk in found))
     new = {chunk.header.id: chunk for chunk in found if chunk.header.id not in there}
     for model in {chunk.header.model for chunk in new.values()}:
         put_model(connection, model, None)
@@ -119,17 +122,23 @@ def put(connection: Connection, found: Sequence[FoundChunk]) -> None:
             for id_, chunk in new.items()
         ]
         connection.execute(insert(chunk_tokens), tokens)
+    recoded = {}
     for chunk in found:
         header = chunk.header
         if header.id in there:
             row = update(chunks).where(chunks.c.id == header.id)
             files = {"kind": header.kind, "ranks": header.world_size, "bytes": chunk.bytes}
-            connection.execute(row.values(files))
-    feed.append(
-        connection,
-        (ChunkKey(id_, c.header.model, c.header.namespace) for id_, c in new.items()),
-        added=True,
-    )
+            connection.execute(row.values(files | {"codec": header.codec}))
+            if there[header.id] != header.codec:
+                recoded[header.id] = chunk
+    # Who follows must not take what a lossy codec left for exact: to them it is another chunk.
+    feed.append(connection, _keys(recoded.values()), added=False)
+    feed.append(connection, _keys([*new.values(), *recoded.values()]), added=True)
+
+
+def _keys(found: Iterable[FoundChunk]) -> list[ChunkKey]:
+    headers = (chunk.header for chunk in found)
+    return [ChunkKey(header.id, header.model, header.namespace) for header in headers]
 
 
 def drop(connection: Connection, keys: Sequence[ChunkKey]) -> None:
@@ -148,12 +157,14 @@ def drop(connection: Connection, keys: Sequence[ChunkKey]) -> None:
     feed.append(connection, keys, added=False)
 
 
-def present(connection: Connection, ids: Iterable[str]) -> set[str]:
-    """Those of `ids` that the index promises."""
+def _codecs(connection: Connection, ids: Iterable[str]) -> dict[str, str]:
+    """The codecs of those of `ids` that the index promises."""
     return {
-        id_
+        row[0]: row[1]
         for piece in pieces(ids)
-        for id_ in connection.scalars(select(chunks.c.id).where(chunks.c.id.in_(piece)))
+        for row in connection.execute(
+            select(chunks.c.id, chunks.c.codec).where(chunks.c.id.in_(piece))
+        )
     }
 
 
@@ -195,7 +206,7 @@ def tokens(
     arrays: dict[str, TokenArray] = {}
     for piece in pieces(ids):
         rows = connection.execute(
-            select(chunks.c.id, chunks.c.context, chunk_tokens.c.tokens)
+            select(chunks.c.id, chunks.c.context, chunk_tokens.c.tokens, chunks.c.codec)
             .join(chunk_tokens, chunk_tokens.c.chunk_id == chunks.c.id)
             .where(chunks.c.id.in_(piece), scope(model, namespace))
         ).all()
@@ -203,9 +214,11 @@ def tokens(
             statement = select(contexts.c.digest, contexts.c.tokens)
             for digest, blob in connection.execute(statement.where(contexts.c.digest.in_(unread))):
                 arrays[digest] = np.frombuffer(blob, "<i4")
-        for id_, digest, blob in rows:
+        for id_, digest, blob, codec in rows:
             if digest in arrays:  # it is, unless somebody else wrote to the index
-                found[id_] = StoredTokens(np.frombuffer(blob, "<i4"), arrays[digest])
+                found[id_] = StoredTokens(
+                    np.frombuffer(blob, "<i4"), arrays[digest], codec, _is_lossless(codec)
+                )
     return found
 
 
@@ -299,7 +312,16 @@ def _row(chunk: FoundChunk, context: str) -> dict[str, object]:
         "bytes": chunk.bytes,
         "created_at": header.created_at,
         "used_at": header.created_at,
+        "codec": header.codec,
     }
+
+
+def _is_lossless(codec: str) -> bool:
+    """Of one that a newer version wrote nothing is known."""
+    try:
+        return codec_named(codec).lossless
+    except OptionError:
+        return False
 
 
 def _record(row: Sequence[Any]) -> ChunkRecord:

@@ -25,7 +25,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISION: Final = "0005"
+REVISION: Final = "0006"
 """The newest migration: what a store is at once it was opened."""
 
 metadata: Final = MetaData()
@@ -79,6 +79,7 @@ chunks = Table(
     Column("bytes", BigInteger, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("used_at", Double, nullable=False),
+    Column("codec", String(32), nullable=False, server_default="plain"),
     Index("chunks_of_model", "model", "namespace"),
     Index("chunks_by_context", "context"),
     Index("chunks_by_use", "used_at", "id"),

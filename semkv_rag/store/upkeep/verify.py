@@ -252,9 +252,10 @@ class _Run(StateChecks):
             if text is not None:
                 raise BrokenError(text, rank)
         self.bytes += size
-        if (record.kind, record.bytes) != (headers[0].kind, size):
+        found = (headers[0].kind, headers[0].codec, size)
+        if (record.kind, record.codec, record.bytes) != found:
             # So it is for a moment after a chunk was captured anew, too.
-            self._notice("stale", paths[0], "the index says another kind or size")
+            self._notice("stale", paths[0], "the index says another kind, codec or size")
             if self._repair:
                 self._contents.add([record], mending=True)
 

@@ -22,13 +22,14 @@ from semkv_rag.connector.worker.model.device_stream import DeviceStream
 from semkv_rag.connector.worker.model.slice import Watcher
 from semkv_rag.connector.worker.model.sliced_model import SlicedModel
 from semkv_rag.reuse import Span
+from semkv_rag.store.codecs import EncodedLayer, Scratch
 
 
 class KVSource(Protocol):
     """Where a chunk's KV comes from: a chunk file, or memory in the gate."""
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """K and V of one layer, each [tokens, kv_heads, head_dim].
+    def encoded(self, index: int) -> EncodedLayer:
+        """K and V of one layer, as they are stored.
 
         Raises:
             ChunkFileError: they cannot be read or are not what was written.
@@ -90,6 +91,7 @@ class StoredKV:
         self._model, self._rows, self._spans = model, rows, spans
         self._keeps_keys, self._weighs = keeps_keys, weighs
         self._keys: dict[int, Tensor] = {}
+        self._scratch = Scratch()
         # In the keys' dtype; by rotary module, since layers share them, and shift.
         self._matrices: dict[tuple[int, int], Tensor] = {}
         self._changed = threading.Condition()
@@ -188,14 +190,19 @@ class StoredKV:
     ) -> None:
         """Write a layer, span by span: K and V go from where they were read to the cache.
 
+        They are decoded where the model is: what is copied to a device is as small as what is stored.
+
         Args:
             slots: those of each span.
         """
         kept = self._room_for_keys(index, chunks) if self._keeps_keys else None
         for span, places in zip(self._spans, slots, strict=True):
             rows = slice(span.src, span.src + span.length)
-            keys, values = chunks[span.chunk_id].layer(index)
-            keys, values = (self._stream.bring(part[rows]) for part in (keys, values))
+            keys, values = (
+                chunks[span.chunk_id]
+                .encoded(index)
+                .decode(rows, bring=self._stream.bring, scratch=self._scratch)
+            )
             into = None
             if kept is not None and not span.exact:
                 into, kept = kept[: span.length], kept[span.length :]
@@ -203,9 +210,10 @@ class StoredKV:
 
     def _room_for_keys(self, index: int, chunks: Mapping[str, KVSource]) -> Tensor:
         """Where a layer's moved keys are kept, [candidates, kv_heads, head_dim]."""
-        keys, _ = chunks[self._spans[0].chunk_id].layer(index)
+        dtype = chunks[self._spans[0].chunk_id].encoded(index).dtype
         count = sum(span.length for span in self._spans if not span.exact)
-        kept = keys.new_empty(count, *keys.shape[1:], device=self._rows.slots.device)
+        shape = self._model.layers[index].kv_shapes[0]
+        kept = torch.empty(count, *shape, dtype=dtype, device=self._rows.slots.device)
         self._keys[index] = kept
         return kept
 

@@ -31,6 +31,7 @@ from semkv_rag.connector.worker.model.paged import PagedKV
 from semkv_rag.errors import SemKVError
 from semkv_rag.reuse import token_array
 from semkv_rag.store import ChunkHeader, write_chunk
+from semkv_rag.store.codecs import PLAIN
 from semkv_rag.store.files.paths import chunk_path
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class ChunkCapture:
     Attributes:
         root: the store's folder.
         layouts: of each layer's blocks.
+        codec: by which chunks are written.
     """
 
     root: Path
@@ -79,6 +81,7 @@ class ChunkCapture:
     rank: int
     world_size: int
     lull: Lull
+    codec: str = PLAIN
     _memory: CaptureMemory = field(default_factory=CaptureMemory)
     _done: list[Captured] = field(default_factory=list)
     _references: OrderedDict[int, Future[list[Tensor]]] = field(default_factory=OrderedDict)
@@ -185,6 +188,7 @@ class ChunkCapture:
                 layers=len(layers),
                 rank=self.rank,
                 world_size=self.world_size,
+                codec=self.codec,
             )
             path = chunk_path(self.root, copy.model, task.namespace, task.chunk_id, self.rank)
             sensitive = None if reference is None else _compared(layers, reference)
