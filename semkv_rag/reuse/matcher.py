@@ -7,6 +7,8 @@ How a match goes: the prompt's windows are looked up at every offset; what they 
 each with bounds on what it may cover; the chunks' tokens are fetched for as few candidates as cover
 all that can be covered, and compared along the whole chunk; then overlaps are resolved. A hash alone
 never counts. docs/internals-reuse.md has the guarantees and the limits.
+
+Chunks are in memory, or in a file that the index begins with (`base`).
 """
 
 from __future__ import annotations
@@ -14,14 +16,18 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from semkv_rag.reuse.base import Base, packed, raw_ids
 from semkv_rag.reuse.candidates import Candidates, Hits
 from semkv_rag.reuse.overlap import resolve
 from semkv_rag.reuse.plan import Span
-from semkv_rag.reuse.runs import Runs
-from semkv_rag.reuse.segment import MAX_WINDOWS, Found, Segment
+from semkv_rag.reuse.presence import masks_of
+from semkv_rag.reuse.runs import Laid, Runs
+from semkv_rag.reuse.segment import MAX_WINDOWS, ORDINAL_BITS, Found, Segment
 from semkv_rag.reuse.tokens import StoredTokens, TokenArray
 from semkv_rag.reuse.windows import (
     Hashes,
@@ -30,7 +36,9 @@ from semkv_rag.reuse.windows import (
     chunk_hashes,
     prompt_hashes,
     ragged,
-    window_count,
+    shortest_stride,
+    strides_of,
+    window_counts,
 )
 
 CROWD = 16
@@ -71,6 +79,7 @@ class ChunkIndex:
         tokens_of: gives the stored tokens of chunks, by id; ids it does not know are left out.
             Called a few times per match, with few ids. What it raises, `match` raises.
         window: tokens of an indexed window, at least 2. See `shortest_run`.
+        base: chunks that are there from the beginning, the oldest ones. Of the same window.
     """
 
     def __init__(
@@ -78,69 +87,85 @@ class ChunkIndex:
         tokens_of: Callable[[Sequence[str]], Mapping[str, StoredTokens]],
         *,
         window: int = 8,
+        base: Base | None = None,
     ) -> None:
         self._tokens_of = tokens_of
         self._window = window
-        self._stride = window // 2 + 1
-        self._segments: list[Segment] = []  # oldest first
+        self._base = base
+        self._first = 0 if base is None else len(base)  # number of those that came later
+        self._base_removed = 0
+        self._segments: list[Segment] = []  # oldest first, without the base's
         self._numbers: dict[str, int] = {}
-        self._ids: list[str | None] = []  # by number; None when removed
+        self._ids: list[str | None] = []  # by number, without the base's; None when removed
         self._id_bytes = 0
         self._cache: OrderedDict[int, StoredTokens] = OrderedDict()
         self._cached_tokens = 0
 
     @property
     def shortest_run(self) -> int:
-        """Common runs of at least this many tokens are found, and no shorter span is returned.
+        """No shorter span is returned; 12 tokens for windows of 8. See `sure_run`."""
+        return self._window + shortest_stride(self._window) - 1
 
-        12 for windows of 8 tokens.
+    def sure_run(self, chunk_tokens: int) -> int:
+        """Common runs with a chunk of so many tokens are found when they have at least these.
+
+        12 for windows of 8 tokens in chunks of up to 112, and 32 in chunks above 412.
         """
-        return self._window + self._stride - 1
+        return self._window + int(strides_of(np.array([chunk_tokens]), self._window)[0]) - 1
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return self.in_base + len(self._numbers)
+
+    @property
+    def in_base(self) -> int:
+        """Chunks of the base that are not removed."""
+        return self._first - self._base_removed
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory the index takes, ids included, without the cache of recent tokens."""
+        """Bytes of memory the index takes, ids included, without the cache of recent tokens.
+
+        What lies in the base's file is not among them.
+        """
         per_chunk = sys.getsizeof(self._ids) + sys.getsizeof(self._numbers) + self._id_bytes
-        return per_chunk + sum(segment.nbytes for segment in self._segments)
+        return per_chunk + sum(segment.nbytes for segment in self._all_segments())
+
+    def ids(self) -> list[str]:
+        """The ids of all chunks."""
+        base = [] if self._base is None else self._base.live_ids()
+        return [*base, *self._numbers]
 
     def add(self, chunks: Iterable[tuple[str, TokenArray]]) -> None:
         """Index chunks, by id and tokens; ids that are indexed already are passed over."""
-        numbers: list[int] = []
-        block: list[TokenArray] = []
-        windows = 0
-        try:
-            for chunk_id, tokens in chunks:
-                if chunk_id in self._numbers:
-                    continue
-                count = window_count(len(tokens), self._window, self._stride)
-                if windows + count > _BLOCK_WINDOWS:
-                    self._add_block(numbers, block)
-                    numbers, block, windows = [], [], 0
-                number = len(self._ids) if 0 < count <= MAX_WINDOWS else _UNSEARCHABLE
-                self._numbers[chunk_id] = number
-                self._id_bytes += sys.getsizeof(chunk_id) + sys.getsizeof(number)
-                if number != _UNSEARCHABLE:
-                    self._ids.append(chunk_id)
-                    numbers.append(number)
-                    block.append(tokens)
-                    windows += count
-        finally:
-            self._add_block(numbers, block)
+        iterator = iter(chunks)
+        more = True
+        while more:
+            batch: list[tuple[str, TokenArray]] = []
+            windows = 0
+            more = False
+            try:
+                for chunk_id, tokens in iterator:
+                    batch.append((chunk_id, tokens))
+                    windows += len(tokens) // shortest_stride(self._window)
+                    if windows >= _BLOCK_WINDOWS:
+                        more = True
+                        break
+            finally:
+                self._add_block(batch)
 
     def remove(self, ids: Iterable[str]) -> None:
         """Never return these chunks again; unknown ids are passed over."""
         touched: set[int] = set()
+        others: list[str] = []
         for chunk_id in ids:
             number = self._numbers.pop(chunk_id, None)
             if number is None:
+                others.append(chunk_id)
                 continue
             self._id_bytes -= sys.getsizeof(chunk_id) + sys.getsizeof(number)
             if number == _UNSEARCHABLE:
                 continue
-            self._ids[number] = None
+            self._ids[number - self._first] = None
             self._forget(number)
             index = self._segment_of(number)
             self._segments[index].remove(number)
@@ -149,6 +174,36 @@ class ChunkIndex:
             if self._segments[index].dead_share > _DEAD_SHARE:
                 self._segments[index] = Segment.merged([self._segments[index]])
         self._segments = [segment for segment in self._segments if len(segment)]
+        if self._base is not None and others:
+            for number in self._base.live_numbers(others).values():
+                self._base.segment.remove(number)
+                self._base_removed += 1
+                self._forget(number)
+
+    def pack(self) -> Callable[[], dict[str, NDArray[Any]] | None]:
+        """The sections of a file with all that is indexed now, for `Base`.
+
+        Returns:
+            Makes them: in another thread, if need be, while this index is used and changed. What it
+            makes is None when a file cannot hold that many chunks, or their ids.
+        """
+        segments, ids, base, first = self._all_segments(), self._ids.copy(), self._base, self._first
+
+        def make() -> dict[str, NDArray[Any]] | None:
+            if not 0 < sum(map(len, segments)) <= MAX_WINDOWS:
+                return None
+            merged = Segment.merged(segments)
+            kept = np.searchsorted(merged.numbers, first)
+            later = [ids[number - first] for number in merged.numbers[kept:].tolist()]
+            try:
+                raw = raw_ids([id_ for id_ in later if id_ is not None])
+            except ValueError:
+                return None
+            if base is not None:
+                raw = np.concatenate((base.ids()[merged.numbers[:kept]], raw))
+            return packed(merged, raw) if len(merged) and len(raw) == len(merged.numbers) else None
+
+        return make
 
     def match(self, prompt: TokenArray) -> list[Span]:
         """The stored chunks in `prompt`.
@@ -160,7 +215,7 @@ class ChunkIndex:
             (`semkv_rag.reuse.fit`), else the oldest.
         """
         tokens = np.asarray(prompt)
-        if len(tokens) < self.shortest_run or not self._segments:
+        if len(tokens) < self.shortest_run:
             return []
         if tokens.dtype != np.int32:
             tokens = tokens.astype(np.int64)
@@ -181,17 +236,41 @@ class ChunkIndex:
         self._verify(candidates, self._better_contexts(candidates, starts, runs), runs)
         return resolve(runs.preferred_first(), self.shortest_run)
 
-    def _add_block(self, numbers: Sequence[int], block: Sequence[TokenArray]) -> None:
+    def _all_segments(self) -> list[Segment]:
+        """The base's and the others, oldest first."""
+        base = [] if self._base is None else [self._base.segment]
+        return base + self._segments
+
+    def _add_block(self, block: Sequence[tuple[str, TokenArray]]) -> None:
         """Write a segment of these chunks and merge it with the last ones that are not larger."""
-        if not block:
-            return
-        lengths = np.array([len(tokens) for tokens in block])
+        there = {} if self._base is None else self._base.live_numbers([id_ for id_, _ in block])
+        new = {id_: tokens for id_, tokens in reversed(block)}  # of an id's tokens the first
+        new = {
+            id_: new[id_] for id_, _ in block if id_ not in self._numbers and id_ not in there
+        }
+        counts = window_counts(np.array([len(tokens) for tokens in new.values()]), self._window)
+        numbers: list[int] = []
+        added: list[TokenArray] = []
+        for (chunk_id, tokens), count in zip(new.items(), counts.tolist(), strict=True):
+            number = _UNSEARCHABLE
+            if 0 < count <= MAX_WINDOWS:
+                number = self._first + len(self._ids)
+                self._ids.append(chunk_id)
+                numbers.append(number)
+                added.append(tokens)
+            self._numbers[chunk_id] = number
+            self._id_bytes += sys.getsizeof(chunk_id) + sys.getsizeof(number)
+        if added:
+            self._add_segment(numbers, added)
+
+    def _add_segment(self, numbers: Sequence[int], added: Sequence[TokenArray]) -> None:
+        lengths = np.array([len(tokens) for tokens in added])
         merged = [
             Segment.build(
-                chunk_hashes(block, self._window, self._stride),
+                chunk_hashes(added, self._window),
                 np.array(numbers, dtype=np.uint32),
                 lengths.astype(np.uint32),
-                (lengths - self._window) // self._stride + 1,
+                window_counts(lengths, self._window),
             )
         ]
         total = len(merged[0])
@@ -216,12 +295,20 @@ class ChunkIndex:
 
     def _candidates(self, prompt: Tokens) -> Candidates | None:
         """Look up all windows of `prompt`; None when nothing is hit."""
+        segments = self._all_segments()
         hashes = prompt_hashes(prompt, self._window)
-        order = np.argsort(hashes, kind="stable")
-        ordered = hashes[order]
+        masks = masks_of(hashes, ORDINAL_BITS)
+        maybe = np.zeros(len(hashes), dtype=np.bool_)
+        for segment in segments:
+            maybe |= segment.may_hold(hashes, masks)
+        places = maybe.nonzero()[0]
+        if not len(places):
+            return None
+        places = places[np.argsort(hashes[places], kind="stable")]
+        ordered = hashes[places]
         firsts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
         repeats = np.diff(firsts, append=len(ordered))
-        found = self._look_up(ordered[firsts])
+        found = self._look_up(segments, ordered[firsts])
         if not len(found.keys):
             return None
         # A window that repeats in the prompt has its hits at each of its places.
@@ -229,16 +316,16 @@ class ChunkIndex:
         hits = Hits(
             np.repeat(found.numbers, copies),
             np.repeat(found.lengths, copies),
-            np.repeat(found.ordinals * self._stride, copies),
-            order[ragged(firsts[found.keys], copies)],
+            np.repeat(found.ordinals * strides_of(found.lengths, self._window), copies),
+            places[ragged(firsts[found.keys], copies)],
         )
-        crowded = np.empty(len(hashes), dtype=np.bool_)
-        crowded[order] = np.repeat(found.more, repeats)
-        return Candidates(hits, crowded, self._window, self._stride)
+        crowded = np.zeros(len(hashes), dtype=np.bool_)
+        crowded[places] = np.repeat(found.more, repeats)
+        return Candidates(hits, crowded, self._window)
 
-    def _look_up(self, hashes: Hashes) -> Found:
+    def _look_up(self, segments: Sequence[Segment], hashes: Hashes) -> Found:
         """The oldest windows of each hash in all segments, `CROWD` at most."""
-        parts = [segment.oldest(hashes, CROWD) for segment in self._segments]
+        parts = [segment.oldest(hashes, CROWD) for segment in segments]
         keys = np.concatenate([part.keys for part in parts])
         by_key = np.argsort(keys, kind="stable")  # the segments' order is by age
         keys = keys[by_key]
@@ -268,9 +355,15 @@ class ChunkIndex:
         """Compare these candidates' tokens with the prompt's."""
         numbers = candidates.numbers[chosen].tolist()
         stored = self._stored(dict.fromkeys(numbers))
-        for number, diagonal in zip(numbers, candidates.diagonals[chosen].tolist(), strict=True):
-            if number in stored:
-                runs.verify(number, *stored[number], diagonal)
+        runs.verify(
+            [
+                Laid(number, *stored[number], diagonal)
+                for number, diagonal in zip(
+                    numbers, candidates.diagonals[chosen].tolist(), strict=True
+                )
+                if number in stored
+            ]
+        )
         candidates.close(chosen)
 
     def _stored(self, numbers: Iterable[int]) -> dict[int, tuple[str, StoredTokens]]:
@@ -278,7 +371,7 @@ class ChunkIndex:
         stored: dict[int, tuple[str, StoredTokens]] = {}
         missing: dict[str, int] = {}
         for number in numbers:
-            chunk_id = self._ids[number]
+            chunk_id = self._id_of(number)
             if chunk_id is None:
                 continue
             if number in self._cache:
@@ -295,6 +388,12 @@ class ChunkIndex:
             while self._cached_tokens > _CACHED_TOKENS:
                 self._forget(next(iter(self._cache)))
         return stored
+
+    def _id_of(self, number: int) -> str | None:
+        if number < self._first:
+            assert self._base is not None
+            return self._base.id_of(number)
+        return self._ids[number - self._first]
 
     def _forget(self, number: int) -> None:
         """Drop a chunk's tokens from the cache."""

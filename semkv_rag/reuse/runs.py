@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
 import numpy as np
 
 from semkv_rag.reuse.fit import Rank, rank
 from semkv_rag.reuse.plan import Span
-from semkv_rag.reuse.tokens import StoredTokens
+from semkv_rag.reuse.tokens import StoredTokens, TokenArray
 from semkv_rag.reuse.windows import IntArray, Tokens
+
+_END: Final = (np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32))
+
+
+class Laid(NamedTuple):
+    """A stored chunk, its token 0 laid at the prompt's token `diagonal`.
+
+    Attributes:
+        number: of the chunk in the index, rising with age.
+    """
+
+    number: int
+    chunk_id: str
+    stored: StoredTokens
+    diagonal: int
 
 
 class Runs:
@@ -23,6 +41,7 @@ class Runs:
         self._shortest = shortest
         self._found: list[tuple[Rank, int, Span]] = []  # how its context fits, number, span
         self._worst: dict[int, Rank] = {}  # by diagonal
+        self._ranks: dict[tuple[int, int], tuple[Rank, TokenArray]] = {}
         self._ends = np.zeros(len(prompt) + 1, dtype=np.int64)
         self._exact_ends = np.zeros(len(prompt) + 1, dtype=np.int64)
 
@@ -36,35 +55,63 @@ class Runs:
         """The same of exact runs alone, [tokens + 1]."""
         return np.maximum.accumulate(self._exact_ends)
 
-    def verify(self, number: int, chunk_id: str, stored: StoredTokens, diagonal: int) -> None:
-        """Compare a whole chunk with the prompt, its token 0 laid at `diagonal`."""
-        low = max(0, diagonal)
-        high = min(len(self._prompt), diagonal + len(stored.tokens))
-        differ = self._prompt[low:high] != stored.tokens[low - diagonal : high - diagonal]
-        bounds = np.concatenate(([low - 1], low + differ.nonzero()[0], [high]))
-        fit = rank(stored.context, self._prompt, diagonal)
-        for index in (bounds[1:] - bounds[:-1] > self._shortest).nonzero()[0].tolist():
-            dst, end = int(bounds[index]) + 1, int(bounds[index + 1])
-            exact = not fit.inexact and dst == diagonal
-            if not exact:  # what has seen an image serves behind that very image alone
-                end = min(end, diagonal + stored.before_images)
-                if end - dst < self._shortest:
-                    continue
-            span = Span(chunk_id, dst - diagonal, dst, end - dst, len(stored.context), exact)
-            # Behind other tokens than the chunk's own no context makes a run exact.
-            here = fit._replace(inexact=not exact)
-            self._found.append((here, number, span))
-            self._worst[diagonal] = max(here, self._worst.get(diagonal, here))
-            self._ends[dst] = max(self._ends[dst], end)
-            if exact:
-                self._exact_ends[dst] = max(self._exact_ends[dst], end)
+    def verify(self, laid: Sequence[Laid]) -> None:
+        """Compare whole chunks with the prompt, their token 0 laid at their diagonals; all at once."""
+        if not laid:
+            return
+        lows, here, stored = [], [], []
+        for chunk in laid:
+            tokens, diagonal = chunk.stored.tokens, chunk.diagonal
+            low = max(0, diagonal)
+            high = max(low, min(len(self._prompt), diagonal + len(tokens)))
+            lows.append(low)
+            # Behind each a token that differs, so that no run goes on into the next chunk.
+            here += (self._prompt[low:high], _END[0])
+            stored += (tokens[low - diagonal : high - diagonal], _END[1])
+        differ = np.concatenate(([-1], (np.concatenate(here) != np.concatenate(stored)).nonzero()[0]))
+        runs = (differ[1:] - differ[:-1] > self._shortest).nonzero()[0]
+        starts, ends = differ[runs] + 1, differ[runs + 1]
+        behind = np.cumsum([len(piece) + 1 for piece in here[::2]])
+        owners = np.searchsorted(behind, starts, side="right")
+        dst = starts - np.concatenate(([0], behind))[owners] + np.array(lows)[owners]
+        for owner, place, length in zip(
+            owners.tolist(), dst.tolist(), (ends - starts).tolist(), strict=True
+        ):
+            self._add(laid[owner], place, place + length)
+
+    def _add(self, chunk: Laid, dst: int, end: int) -> None:
+        """Keep a run, as far as it may serve."""
+        stored, diagonal = chunk.stored, chunk.diagonal
+        fit = self._rank(stored, diagonal)
+        exact = not fit.inexact and dst == diagonal
+        if not exact:  # what has seen an image serves behind that very image alone
+            end = min(end, diagonal + stored.before_images)
+            if end - dst < self._shortest:
+                return
+        span = Span(chunk.chunk_id, dst - diagonal, dst, end - dst, len(stored.context), exact)
+        # Behind other tokens than the chunk's own no context makes a run exact.
+        here = fit._replace(inexact=not exact)
+        self._found.append((here, chunk.number, span))
+        self._worst[diagonal] = max(here, self._worst.get(diagonal, here))
+        self._ends[dst] = max(self._ends[dst], end)
+        if exact:
+            self._exact_ends[dst] = max(self._exact_ends[dst], end)
+
+    def _rank(self, stored: StoredTokens, diagonal: int) -> Rank:
+        """How a chunk's context fits; chunks share contexts, and are compared in turn."""
+        key = id(stored.context), diagonal
+        if key not in self._ranks:
+            # With the context, so that no other takes its place in memory.
+            fit = rank(stored.context, self._prompt, diagonal)
+            self._ranks[key] = fit, stored.context
+        return self._ranks[key][0]
 
     def would_improve(self, stored: StoredTokens, diagonal: int) -> bool:
         """Whether a chunk at `diagonal` has a context that fits better than one of a run found there.
 
         Where none was found there, the place lies inside other runs: then whether it fits at all.
         """
-        fit = rank(stored.context, self._prompt, diagonal)
+        fit = self._rank(stored, diagonal)
         worst = self._worst.get(diagonal)
         return fit < worst if worst is not None else not fit.inexact or fit.fitting < 0
 
