@@ -111,6 +111,9 @@ class Base:
 
     def __init__(self, sections: Sections, window: int) -> None:
         self._sections = sections
+        # Before any memory is taken that a forged size could make large.
+        if not sections.size(LENGTHS) // 4 <= sections.size(ENTRIES) // 8 <= MAX_WINDOWS:
+            raise ValueError("it has more chunks than windows, or too many")
         lengths = self._array(LENGTHS)
         counts = window_counts(lengths.astype(np.int64), window)
         windows = int(counts.sum())

@@ -8,6 +8,7 @@ verified needs no look.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -38,6 +39,8 @@ class Hits:
 
 class Candidates:
     """A prompt's candidates, each a chunk at a diagonal, i.e. at one offset of the prompt.
+
+    In the order of their numbers, then of their diagonals.
 
     Args:
         hits: all hits, but for those left out at crowded windows; at least one.
@@ -85,22 +88,25 @@ class Candidates:
         chosen: IntArray = np.flatnonzero(self._open & (added >= self._shortest))
         if not len(chosen):
             return chosen
-        chosen = chosen[np.lexsort((self.numbers[chosen], -self.high[chosen], self.low[chosen]))]
+        # By start, then the longest, then the oldest, by whose numbers they are in order already.
+        order = np.argsort((self.low[chosen] << 32) - self.high[chosen], kind="stable")
+        chosen = chosen[order]
         furthest_before = np.maximum.accumulate(np.concatenate(([0], self.high[chosen][:-1])))
         chosen = chosen[self.high[chosen] > furthest_before]
-        low, high = self.low[chosen], self.high[chosen]
+        low, high, uncovered = self.low[chosen].tolist(), self.high[chosen].tolist(), fresh.tolist()
         cover: list[int] = []
         position, index = 0, -1
         while True:
             # On to the next position that no verified run covers.
-            position = int(np.searchsorted(fresh, (fresh[position - 1] if position else 0) + 1))
-            widest = int(np.searchsorted(low, position, side="right")) - 1
+            seen = uncovered[position - 1] if position else 0
+            position = bisect_left(uncovered, seen + 1, position)
+            widest = bisect_right(low, position) - 1
             if widest == index or high[widest] <= position:
                 widest += 1  # none holds the position: on to the next candidate
             if widest >= len(chosen):
                 return chosen[cover]
             cover.append(widest)
-            position, index = int(high[widest]), widest
+            position, index = high[widest], widest
 
     def undecided(self, reach: IntArray) -> IntArray:
         """Open candidates that no verified run holds, the longest first, then the oldest."""
@@ -119,9 +125,8 @@ class Candidates:
 
     def _longest_first(self, chosen: BoolArray) -> IntArray:
         indices: IntArray = np.flatnonzero(chosen)
-        length = self.high[indices] - self.low[indices]
-        order = np.lexsort((self.diagonals[indices], self.numbers[indices], -length))
-        longest_first: IntArray = indices[order]
+        shortness = self.low[indices] - self.high[indices]
+        longest_first: IntArray = indices[np.argsort(shortness, kind="stable")]
         return longest_first
 
     def close(self, indices: IntArray) -> None:

@@ -44,11 +44,20 @@ from semkv_rag.reuse.windows import (
 CROWD = 16
 """Of a window that more places in the store hold, only the oldest this many are candidates."""
 
+_HITS = 4096
+"""And if it repeats in the prompt, only so many that all its hits there are no more than these."""
+
 _SPARE = 64
 """Candidates that may turn out shorter than they looked, beyond those that fit into the prompt."""
 
-_EXTRA = 128
-"""Candidates that are verified for what little they may add, and again for a better context."""
+_AGAIN = 128
+"""Of them those that are verified after a first round that covered all that seemed to be there."""
+
+_EXTRA = 64
+"""Candidates that are verified for what little they may add."""
+
+_CONTEXTS = 128
+"""Candidates that are looked at for a better context."""
 
 _TOKENS_PER_CONTEXT = 64
 """In long prompts a candidate for so many tokens is looked at for a better context."""
@@ -226,12 +235,12 @@ class ChunkIndex:
         left = len(tokens) // self.shortest_run + _SPARE
         while len(chosen := candidates.cover(runs.reach)[:left]):
             self._verify(candidates, chosen, runs)
-            left -= len(chosen)
+            left = min(left - len(chosen), _AGAIN)
         left = _EXTRA
         while len(chosen := candidates.undecided(runs.reach)[: min(left, _BATCH)]):
             self._verify(candidates, chosen, runs)
             left -= len(chosen)
-        most = max(_EXTRA, len(tokens) // _TOKENS_PER_CONTEXT)
+        most = max(_CONTEXTS, len(tokens) // _TOKENS_PER_CONTEXT)
         starts = candidates.starts(runs.exact_reach)[:most]
         self._verify(candidates, self._better_contexts(candidates, starts, runs), runs)
         return resolve(runs.preferred_first(), self.shortest_run)
@@ -245,9 +254,7 @@ class ChunkIndex:
         """Write a segment of these chunks and merge it with the last ones that are not larger."""
         there = {} if self._base is None else self._base.live_numbers([id_ for id_, _ in block])
         new = {id_: tokens for id_, tokens in reversed(block)}  # of an id's tokens the first
-        new = {
-            id_: new[id_] for id_, _ in block if id_ not in self._numbers and id_ not in there
-        }
+        new = {id_: new[id_] for id_, _ in block if id_ not in self._numbers and id_ not in there}
         counts = window_counts(np.array([len(tokens) for tokens in new.values()]), self._window)
         numbers: list[int] = []
         added: list[TokenArray] = []
@@ -312,6 +319,10 @@ class ChunkIndex:
         if not len(found.keys):
             return None
         # A window that repeats in the prompt has its hits at each of its places.
+        rank = np.arange(len(found.keys)) - np.searchsorted(found.keys, found.keys)
+        kept = rank < np.maximum(_HITS // repeats[found.keys], 1)
+        found.more[found.keys[~kept]] = True
+        found = found.only(kept)
         copies = repeats[found.keys]
         hits = Hits(
             np.repeat(found.numbers, copies),

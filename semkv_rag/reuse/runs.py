@@ -39,9 +39,11 @@ class Runs:
     def __init__(self, prompt: Tokens, shortest: int) -> None:
         self._prompt = prompt
         self._shortest = shortest
-        self._found: list[tuple[Rank, int, Span]] = []  # how its context fits, number, span
+        # By place, end and whether it is exact: how its context fits, number, chunk and diagonal.
+        self._found: dict[tuple[int, int, bool], tuple[Rank, int, Laid]] = {}
         self._worst: dict[int, Rank] = {}  # by diagonal
         self._ranks: dict[tuple[int, int], tuple[Rank, TokenArray]] = {}
+        self._before_images: dict[int, int] = {}  # by number
         self._ends = np.zeros(len(prompt) + 1, dtype=np.int64)
         self._exact_ends = np.zeros(len(prompt) + 1, dtype=np.int64)
 
@@ -59,40 +61,49 @@ class Runs:
         """Compare whole chunks with the prompt, their token 0 laid at their diagonals; all at once."""
         if not laid:
             return
-        lows, here, stored = [], [], []
-        for chunk in laid:
-            tokens, diagonal = chunk.stored.tokens, chunk.diagonal
-            low = max(0, diagonal)
-            high = max(low, min(len(self._prompt), diagonal + len(tokens)))
-            lows.append(low)
-            # Behind each a token that differs, so that no run goes on into the next chunk.
+        diagonals = np.array([chunk.diagonal for chunk in laid])
+        sizes = np.array([len(chunk.stored.tokens) for chunk in laid])
+        lows = np.maximum(diagonals, 0)
+        highs = np.maximum(lows, np.minimum(diagonals + sizes, len(self._prompt)))
+        # Between two of them a token that differs, so that no run goes on from one to the next.
+        here, stored = [_END[0]], [_END[1]]
+        for chunk, low, high in zip(laid, lows.tolist(), highs.tolist(), strict=True):
             here += (self._prompt[low:high], _END[0])
-            stored += (tokens[low - diagonal : high - diagonal], _END[1])
-        differ = np.concatenate(([-1], (np.concatenate(here) != np.concatenate(stored)).nonzero()[0]))
-        runs = (differ[1:] - differ[:-1] > self._shortest).nonzero()[0]
-        starts, ends = differ[runs] + 1, differ[runs + 1]
-        behind = np.cumsum([len(piece) + 1 for piece in here[::2]])
-        owners = np.searchsorted(behind, starts, side="right")
-        dst = starts - np.concatenate(([0], behind))[owners] + np.array(lows)[owners]
-        for owner, place, length in zip(
-            owners.tolist(), dst.tolist(), (ends - starts).tolist(), strict=True
+            stored += (chunk.stored.tokens[low - chunk.diagonal : high - chunk.diagonal], _END[1])
+        same = np.concatenate(here) == np.concatenate(stored)
+        edges = (same[1:] != same[:-1]).nonzero()[0] + 1
+        long = (edges[1::2] - edges[::2] >= self._shortest).nonzero()[0]
+        starts, ends = edges[2 * long], edges[2 * long + 1]
+        behind = np.cumsum(highs - lows + 1)
+        owners = np.searchsorted(behind, starts - 1, side="right")
+        dst = starts - 1 - (behind - (highs - lows + 1))[owners] + lows[owners]
+        for owner, place, end in zip(
+            owners.tolist(), dst.tolist(), (dst + ends - starts).tolist(), strict=True
         ):
-            self._add(laid[owner], place, place + length)
+            self._add(laid[owner], place, end)
 
     def _add(self, chunk: Laid, dst: int, end: int) -> None:
-        """Keep a run, as far as it may serve."""
-        stored, diagonal = chunk.stored, chunk.diagonal
-        fit = self._rank(stored, diagonal)
+        """Keep a run, as far as it may serve; of runs with the same ends the preferred one."""
+        diagonal = chunk.diagonal
+        fit = self._rank(chunk.stored, diagonal)
         exact = not fit.inexact and dst == diagonal
         if not exact:  # what has seen an image serves behind that very image alone
-            end = min(end, diagonal + stored.before_images)
+            before_images = self._before_images.get(chunk.number)
+            if before_images is None:
+                before_images = self._before_images[chunk.number] = chunk.stored.before_images
+            end = min(end, diagonal + before_images)
             if end - dst < self._shortest:
                 return
-        span = Span(chunk.chunk_id, dst - diagonal, dst, end - dst, len(stored.context), exact)
         # Behind other tokens than the chunk's own no context makes a run exact.
-        here = fit._replace(inexact=not exact)
-        self._found.append((here, chunk.number, span))
-        self._worst[diagonal] = max(here, self._worst.get(diagonal, here))
+        here = fit if fit.inexact is not exact else fit._replace(inexact=not exact)
+        worst = self._worst.get(diagonal)
+        if worst is None or here > worst:
+            self._worst[diagonal] = here
+        key = dst, end, exact
+        known = self._found.get(key)
+        if known is not None and known[:2] <= (here, chunk.number):
+            return
+        self._found[key] = here, chunk.number, chunk
         self._ends[dst] = max(self._ends[dst], end)
         if exact:
             self._exact_ends[dst] = max(self._exact_ends[dst], end)
@@ -117,4 +128,15 @@ class Runs:
 
     def preferred_first(self) -> list[Span]:
         """All runs; of runs at the same place those whose context fits best, then the oldest."""
-        return [span for _, _, span in sorted(self._found, key=lambda run: run[:2])]
+        preferred = sorted(self._found.items(), key=lambda found: found[1][:2])
+        return [
+            Span(
+                chunk.chunk_id,
+                dst - chunk.diagonal,
+                dst,
+                end - dst,
+                len(chunk.stored.context),
+                exact,
+            )
+            for (dst, end, exact), (_, _, chunk) in preferred
+        ]

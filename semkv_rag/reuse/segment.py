@@ -91,6 +91,16 @@ class Found:
     ordinals: IntArray
     more: BoolArray
 
+    def only(self, kept: BoolArray) -> Found:
+        """Some of the windows."""
+        return Found(
+            self.keys[kept],
+            self.numbers[kept],
+            self.lengths[kept],
+            self.ordinals[kept],
+            self.more,
+        )
+
 
 class Segment:
     """Some chunks' windows, sorted by hash.
@@ -277,9 +287,7 @@ class Segment:
             end = np.where(open_ & ~below, middle, end)
         return first
 
-    def _live_ones(
-        self, keys: IntArray, ordinals: IntArray
-    ) -> tuple[IntArray, IntArray, IntArray]:
+    def _live_ones(self, keys: IntArray, ordinals: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """The windows of chunks that are not removed, and their chunks."""
         # A file that somebody forged may hold any ordinal.
         known = ordinals < int(self._starts[-1])
