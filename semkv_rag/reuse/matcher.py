@@ -123,12 +123,12 @@ class ChunkIndex:
         return self._window + int(strides_of(np.array([chunk_tokens]), self._window)[0]) - 1
 
     def __len__(self) -> int:
-        return self.in_base + len(self._numbers)
+        return self._first - self._base_removed + len(self._numbers)
 
     @property
-    def in_base(self) -> int:
-        """Chunks of the base that are not removed."""
-        return self._first - self._base_removed
+    def beside_base(self) -> int:
+        """By how many chunks this differs from its base: those that came later, and those that went."""
+        return len(self._numbers) + self._base_removed
 
     @property
     def nbytes(self) -> int:

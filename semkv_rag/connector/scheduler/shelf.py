@@ -37,7 +37,11 @@ _SHARE: Final = 0.05
 _REST_S: Final = 0.001
 """Between two batches in the background, so that a look-up gets its turn."""
 
+CLOSING_S: Final = 1.0
+"""A look-up that takes longer is not waited for when the engine stops."""
+
 WINDOW: Final = 8
+"""Tokens of an indexed window: of a window file too."""
 
 
 class Shelf:
@@ -77,9 +81,12 @@ class Shelf:
         return self._index is None and not self._pending and not self._working
 
     def close(self) -> None:
-        """Close the file."""
-        with self._guard:
-            self._use(None, None)
+        """Close the file, unless a look-up is still reading from it."""
+        if self._guard.acquire(timeout=CLOSING_S):
+            try:
+                self._use(None, None)
+            finally:
+                self._guard.release()
 
     def load(self, until: float) -> None:
         """Take in what there is; beyond a time the rest is left to the background.
@@ -222,7 +229,7 @@ class Shelf:
 
     def _is_worth_a_file(self) -> bool:
         index = self._index
-        return index is not None and not self._store.read_only and index.not_in_base >= self._enough
+        return index is not None and not self._store.read_only and index.beside_base >= self._enough
 
     def _work(self) -> None:
         try:
