@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from semkv_rag.reuse.presence import words_for
 from semkv_rag.reuse.segment import MAX_WINDOWS, Segment, slots_for
 from semkv_rag.reuse.windows import Hashes, IntArray, window_counts
-
-Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
 ENTRIES: Final = "entries"
 FILTER: Final = "filter"
@@ -193,33 +191,41 @@ class Base:
         return np.frombuffer(self._sections.load(name), _DTYPES[name])
 
 
-def packed(segment: Segment, ids: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-    """The sections of a file of these chunks.
+def packed(
+    base: Base | None, segments: Sequence[Segment], first: int, ids: Sequence[str | None]
+) -> dict[str, NDArray[Any]] | None:
+    """The sections of a file of these chunks, those that were removed left out.
+
+    Takes seconds for a million chunks. Another thread may remove chunks meanwhile.
 
     Args:
-        segment: all of their windows.
-        ids: the chunks' ids, [chunks, 32].
+        base: of the chunks below `first`.
+        segments: all chunks' windows, oldest first.
+        first: number of the first one that `base` does not have.
+        ids: of those from `first` on; None where one was removed.
+
+    Returns:
+        None when there are none, or a file cannot hold that many, or an id is not 64 hex digits.
     """
-    prefixes = ids[:, :8].copy().view(">u8").reshape(-1).astype("<u8")
+    if not 0 < sum(map(len, segments)) <= MAX_WINDOWS:
+        return None
+    merged = Segment.merged(segments)
+    kept = int(np.searchsorted(merged.numbers, first))
+    later = [ids[number - first] or "" for number in merged.numbers[kept:].tolist()]
+    if not len(merged) or not all(map(_ID.fullmatch, later)):
+        return None
+    raw = np.frombuffer(bytes.fromhex("".join(later)), np.uint8).reshape(-1, _ID_BYTES)
+    if base is not None:
+        raw = np.concatenate((base.ids()[merged.numbers[:kept]], raw))
+    prefixes = raw[:, :8].copy().view(">u8").reshape(-1).astype("<u8")
     by_id = np.argsort(prefixes, kind="stable")
-    arrays: Arrays = {
-        ENTRIES: segment.all_entries(),
-        FILTER: segment.filter,
-        DIRECTORY: segment.directory,
-        LENGTHS: segment.lengths,
-        IDS: ids.reshape(-1),
+    arrays = {
+        ENTRIES: merged.all_entries(),
+        FILTER: merged.filter,
+        DIRECTORY: merged.directory,
+        LENGTHS: merged.lengths,
+        IDS: raw.reshape(-1),
         PREFIXES: prefixes[by_id],
         BY_ID: by_id,
     }
     return {name: array.astype(_DTYPES[name], copy=False) for name, array in arrays.items()}
-
-
-def raw_ids(ids: Sequence[str]) -> NDArray[np.uint8]:
-    """Ids as bytes, [ids, 32].
-
-    Raises:
-        ValueError: one is none of 64 hex digits.
-    """
-    if not all(map(_ID.fullmatch, ids)):
-        raise ValueError("an id is not 64 hex digits")
-    return np.frombuffer(bytes.fromhex("".join(ids)), np.uint8).reshape(-1, _ID_BYTES)

@@ -14,18 +14,19 @@ Chunks are in memory, or in a file that the index begins with (`base`).
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semkv_rag.reuse.base import Base, packed, raw_ids
+from semkv_rag.reuse.base import Base, packed
 from semkv_rag.reuse.candidates import Candidates, Hits
 from semkv_rag.reuse.overlap import resolve
 from semkv_rag.reuse.plan import Span
 from semkv_rag.reuse.presence import masks_of
+from semkv_rag.reuse.recent import RecentTokens
 from semkv_rag.reuse.runs import Laid, Runs
 from semkv_rag.reuse.segment import MAX_WINDOWS, ORDINAL_BITS, Found, Segment
 from semkv_rag.reuse.tokens import StoredTokens, TokenArray
@@ -74,9 +75,6 @@ _SMALL_WINDOWS = 1 << 14
 _DEAD_SHARE = 0.25
 """A segment with more windows of removed chunks is rewritten without them."""
 
-_CACHED_TOKENS = 1 << 20
-"""Tokens of recently verified chunks that are kept."""
-
 _UNSEARCHABLE = -1
 """The number of chunks too short for a window."""
 
@@ -98,7 +96,6 @@ class ChunkIndex:
         window: int = 8,
         base: Base | None = None,
     ) -> None:
-        self._tokens_of = tokens_of
         self._window = window
         self._base = base
         self._first = 0 if base is None else len(base)  # number of those that came later
@@ -107,8 +104,7 @@ class ChunkIndex:
         self._numbers: dict[str, int] = {}
         self._ids: list[str | None] = []  # by number, without the base's; None when removed
         self._id_bytes = 0
-        self._cache: OrderedDict[int, StoredTokens] = OrderedDict()
-        self._cached_tokens = 0
+        self._recent = RecentTokens(tokens_of)
 
     @property
     def shortest_run(self) -> int:
@@ -175,7 +171,7 @@ class ChunkIndex:
             if number == _UNSEARCHABLE:
                 continue
             self._ids[number - self._first] = None
-            self._forget(number)
+            self._recent.forget(number)
             index = self._segment_of(number)
             self._segments[index].remove(number)
             touched.add(index)
@@ -187,7 +183,7 @@ class ChunkIndex:
             for number in self._base.live_numbers(others).values():
                 self._base.segment.remove(number)
                 self._base_removed += 1
-                self._forget(number)
+                self._recent.forget(number)
 
     def pack(self) -> Callable[[], dict[str, NDArray[Any]] | None]:
         """The sections of a file with all that is indexed now, for `Base`.
@@ -196,23 +192,7 @@ class ChunkIndex:
             Makes them: in another thread, if need be, while this index is used and changed. What it
             makes is None when a file cannot hold that many chunks, or their ids.
         """
-        segments, ids, base, first = self._all_segments(), self._ids.copy(), self._base, self._first
-
-        def make() -> dict[str, NDArray[Any]] | None:
-            if not 0 < sum(map(len, segments)) <= MAX_WINDOWS:
-                return None
-            merged = Segment.merged(segments)
-            kept = np.searchsorted(merged.numbers, first)
-            later = [ids[number - first] for number in merged.numbers[kept:].tolist()]
-            try:
-                raw = raw_ids([id_ for id_ in later if id_ is not None])
-            except ValueError:
-                return None
-            if base is not None:
-                raw = np.concatenate((base.ids()[merged.numbers[:kept]], raw))
-            return packed(merged, raw) if len(merged) and len(raw) == len(merged.numbers) else None
-
-        return make
+        return partial(packed, self._base, self._all_segments(), self._first, self._ids.copy())
 
     def match(self, prompt: TokenArray) -> list[Span]:
         """The stored chunks in `prompt`.
@@ -379,34 +359,14 @@ class ChunkIndex:
 
     def _stored(self, numbers: Iterable[int]) -> dict[int, tuple[str, StoredTokens]]:
         """The ids and tokens of chunks, without those the store no longer has."""
-        stored: dict[int, tuple[str, StoredTokens]] = {}
-        missing: dict[str, int] = {}
+        ids: dict[int, str] = {}
         for number in numbers:
-            chunk_id = self._id_of(number)
-            if chunk_id is None:
-                continue
-            if number in self._cache:
-                self._cache.move_to_end(number)
-                stored[number] = chunk_id, self._cache[number]
-            else:
-                missing[chunk_id] = number
-        if missing:
-            for chunk_id, tokens in self._tokens_of(list(missing)).items():
-                number = missing[chunk_id]
-                stored[number] = chunk_id, tokens
-                self._cache[number] = tokens
-                self._cached_tokens += len(tokens.tokens) + len(tokens.context)
-            while self._cached_tokens > _CACHED_TOKENS:
-                self._forget(next(iter(self._cache)))
-        return stored
+            if (chunk_id := self._id_of(number)) is not None:
+                ids[number] = chunk_id
+        return {number: (ids[number], tokens) for number, tokens in self._recent.get(ids).items()}
 
     def _id_of(self, number: int) -> str | None:
         if number < self._first:
             assert self._base is not None
             return self._base.id_of(number)
         return self._ids[number - self._first]
-
-    def _forget(self, number: int) -> None:
-        """Drop a chunk's tokens from the cache."""
-        if (tokens := self._cache.pop(number, None)) is not None:
-            self._cached_tokens -= len(tokens.tokens) + len(tokens.context)

@@ -50,7 +50,6 @@ def write_windows(
     return write_tensors(path, FORMAT, metadata, tensors)
 
 
-
 class WindowFile(TensorFile):
     """A window file, open for reading: `reuse.base.Sections`. May be used by several threads at once.
 

@@ -84,7 +84,9 @@ def namespaces(connection: Connection, model: str) -> list[str]:
     """Those that have a chunk of a model; one step in the index for each, however many chunks there are."""
     found: list[str] = []
     after = chunks.c.model == model
-    while (name := connection.scalar(select(func.min(chunks.c.namespace)).where(after))) is not None:
+    while (
+        name := connection.scalar(select(func.min(chunks.c.namespace)).where(after))
+    ) is not None:
         found.append(name)
         after = (chunks.c.model == model) & (chunks.c.namespace > name)
     return found
