@@ -182,9 +182,10 @@ class Base:
         found = {}
         for id_, place in zip(ids, places, strict=True):
             # Of two ids with the same prefix, which nobody has seen, one is not found here.
-            if place < len(self) and (number := numbers[place]) < len(self):
-                if self.id_of(number) == id_ and self.segment.is_live(number):
-                    found[id_] = number
+            number = numbers[place] if place < len(self) else len(self)
+            here = number < len(self) and self.id_of(number) == id_
+            if here and self.segment.is_live(number):
+                found[id_] = number
         return found
 
     def _array(self, name: str) -> NDArray[Any]:
@@ -219,7 +220,7 @@ def packed(
         raw = np.concatenate((base.ids()[merged.numbers[:kept]], raw))
     prefixes = raw[:, :8].copy().view(">u8").reshape(-1).astype("<u8")
     by_id = np.argsort(prefixes, kind="stable")
-    arrays = {
+    arrays: dict[str, NDArray[Any]] = {
         ENTRIES: merged.all_entries(),
         FILTER: merged.filter,
         DIRECTORY: merged.directory,

@@ -22,31 +22,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semkv_rag.reuse.base import Base, packed
-from semkv_rag.reuse.candidates import Candidates, Hits
+from semkv_rag.reuse.candidates import Candidates
+from semkv_rag.reuse.look_up import candidates_in
 from semkv_rag.reuse.overlap import resolve
 from semkv_rag.reuse.plan import Span
-from semkv_rag.reuse.presence import masks_of
 from semkv_rag.reuse.recent import RecentTokens
 from semkv_rag.reuse.runs import Laid, Runs
-from semkv_rag.reuse.segment import MAX_WINDOWS, ORDINAL_BITS, Found, Segment
+from semkv_rag.reuse.segment import MAX_WINDOWS, Segment
 from semkv_rag.reuse.tokens import StoredTokens, TokenArray
 from semkv_rag.reuse.windows import (
-    Hashes,
     IntArray,
-    Tokens,
     chunk_hashes,
-    prompt_hashes,
-    ragged,
     shortest_stride,
     strides_of,
     window_counts,
 )
-
-CROWD = 16
-"""Of a window that more places in the store hold, only the oldest this many are candidates."""
-
-_HITS = 4096
-"""And if it repeats in the prompt, only so many that all its hits there are no more than these."""
 
 _SPARE = 64
 """Candidates that may turn out shorter than they looked, beyond those that fit into the prompt."""
@@ -208,7 +198,7 @@ class ChunkIndex:
             return []
         if tokens.dtype != np.int32:
             tokens = tokens.astype(np.int64)
-        candidates = self._candidates(tokens)
+        candidates = candidates_in(self._all_segments(), tokens, self._window)
         if candidates is None:
             return []
         runs = Runs(tokens, self.shortest_run)
@@ -233,8 +223,8 @@ class ChunkIndex:
     def _add_block(self, block: Sequence[tuple[str, TokenArray]]) -> None:
         """Write a segment of these chunks and merge it with the last ones that are not larger."""
         there = {} if self._base is None else self._base.live_numbers([id_ for id_, _ in block])
-        new = {id_: tokens for id_, tokens in reversed(block)}  # of an id's tokens the first
-        new = {id_: new[id_] for id_, _ in block if id_ not in self._numbers and id_ not in there}
+        first = dict(reversed(block))  # of an id's tokens the first ones
+        new = {id_: first[id_] for id_, _ in block if not (id_ in self._numbers or id_ in there)}
         counts = window_counts(np.array([len(tokens) for tokens in new.values()]), self._window)
         numbers: list[int] = []
         added: list[TokenArray] = []
@@ -279,58 +269,6 @@ class ChunkIndex:
             else:
                 high = middle - 1
         return low
-
-    def _candidates(self, prompt: Tokens) -> Candidates | None:
-        """Look up all windows of `prompt`; None when nothing is hit."""
-        segments = self._all_segments()
-        hashes = prompt_hashes(prompt, self._window)
-        masks = masks_of(hashes, ORDINAL_BITS)
-        maybe = np.zeros(len(hashes), dtype=np.bool_)
-        for segment in segments:
-            maybe |= segment.may_hold(hashes, masks)
-        places = maybe.nonzero()[0]
-        if not len(places):
-            return None
-        places = places[np.argsort(hashes[places], kind="stable")]
-        ordered = hashes[places]
-        firsts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-        repeats = np.diff(firsts, append=len(ordered))
-        found = self._look_up(segments, ordered[firsts])
-        if not len(found.keys):
-            return None
-        # A window that repeats in the prompt has its hits at each of its places.
-        rank = np.arange(len(found.keys)) - np.searchsorted(found.keys, found.keys)
-        kept = rank < np.maximum(_HITS // repeats[found.keys], 1)
-        found.more[found.keys[~kept]] = True
-        found = found.only(kept)
-        copies = repeats[found.keys]
-        hits = Hits(
-            np.repeat(found.numbers, copies),
-            np.repeat(found.lengths, copies),
-            np.repeat(found.ordinals * strides_of(found.lengths, self._window), copies),
-            places[ragged(firsts[found.keys], copies)],
-        )
-        crowded = np.zeros(len(hashes), dtype=np.bool_)
-        crowded[places] = np.repeat(found.more, repeats)
-        return Candidates(hits, crowded, self._window)
-
-    def _look_up(self, segments: Sequence[Segment], hashes: Hashes) -> Found:
-        """The oldest windows of each hash in all segments, `CROWD` at most."""
-        parts = [segment.oldest(hashes, CROWD) for segment in segments]
-        keys = np.concatenate([part.keys for part in parts])
-        by_key = np.argsort(keys, kind="stable")  # the segments' order is by age
-        keys = keys[by_key]
-        rank = np.arange(len(keys)) - np.searchsorted(keys, keys)
-        kept = by_key[rank < CROWD]
-        more = np.logical_or.reduce([part.more for part in parts])
-        more[keys[rank >= CROWD]] = True
-        return Found(
-            keys[rank < CROWD],
-            np.concatenate([part.numbers for part in parts])[kept],
-            np.concatenate([part.lengths for part in parts])[kept],
-            np.concatenate([part.ordinals for part in parts])[kept],
-            more,
-        )
 
     def _better_contexts(self, candidates: Candidates, starts: IntArray, runs: Runs) -> IntArray:
         """Those of `starts` whose stored context fits their place better than what is found there."""

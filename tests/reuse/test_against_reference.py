@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from semkv_rag.reuse import StoredTokens, matcher, token_array
-from semkv_rag.reuse.matcher import CROWD
+from semkv_rag.reuse.look_up import CROWD
 
 from .reference import (
     check_best_context,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby, islice
 from typing import Final
@@ -17,7 +17,7 @@ from typing import Final
 from semkv_rag.errors import SemKVError, StoreError
 from semkv_rag.reuse import ChunkIndex, Span, TokenArray
 from semkv_rag.reuse.base import Base
-from semkv_rag.store import Change, Changes, KVStore
+from semkv_rag.store import Changes, KVStore
 from semkv_rag.store.files.beneath import remove_if_possible
 from semkv_rag.store.files.paths import window_path
 from semkv_rag.store.files.window_file import WindowFile, write_windows
@@ -138,24 +138,26 @@ class Shelf:
             self._compare(changes)
         else:
             for added, group in groupby(changes.entries, key=lambda change: change.added):
-                self._note(group) if added else self._drop(change.chunk_id for change in group)
+                ids = [change.chunk_id for change in group]
+                if added:
+                    self._note(ids)
+                else:
+                    self._drop(ids)
         self._seen = changes.last
         if self._index is not None and not len(self._index) and not self._pending:
             self._use(None, None)
             if not self._store.read_only:
                 remove_if_possible(self._path)
 
-    def _note(self, added: Iterable[Change]) -> None:
-        ids = [change.chunk_id for change in added]
+    def _note(self, ids: Sequence[str]) -> None:
         self._bad.difference_update(ids)  # stored anew
         self._pending.update(dict.fromkeys(ids))
 
-    def _drop(self, ids: Iterable[str]) -> None:
-        gone = list(ids)
-        for id_ in gone:
+    def _drop(self, ids: Sequence[str]) -> None:
+        for id_ in ids:
             self._pending.pop(id_, None)
         if self._index is not None:
-            self._index.remove(gone)
+            self._index.remove(ids)
 
     def _compare(self, live: Changes) -> None:
         """Go by all live chunks: what changed meanwhile cannot be told."""

@@ -44,7 +44,7 @@ def write_windows(
     """
     metadata = {"model": model, "namespace": namespace, "last_change": str(last_change)}
     tensors = {
-        name: torch.from_numpy(np.require(sections[name], requirements="CW").view(np.uint8))
+        name: torch.from_numpy(np.require(sections[name], requirements=("C", "W")).view(np.uint8))
         for name in SECTIONS
     }
     return write_tensors(path, FORMAT, metadata, tensors)

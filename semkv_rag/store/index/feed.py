@@ -81,7 +81,7 @@ def read(connection: Connection, model: str, since: int, namespace: str | None =
 
 
 def namespaces(connection: Connection, model: str) -> list[str]:
-    """Those that have a chunk of a model; one step in the index for each, however many chunks there are."""
+    """Those that have a chunk of a model; one step in an index for each, however many chunks."""
     found: list[str] = []
     after = chunks.c.model == model
     while (
