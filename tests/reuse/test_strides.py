@@ -73,7 +73,7 @@ def test_short_runs_beside_a_sure_one_are_found_with_it(shelf: Shelf) -> None:
 
 @st.composite
 def long_stores_and_prompts(draw: st.DrawFn) -> tuple[dict[str, StoredTokens], list[int]]:
-    """Chunks of up to 700 tokens, and prompts of their pieces, the most of them about as long as sure runs."""
+    """Chunks of up to 700 tokens, and prompts of pieces that are about as long as sure runs."""
     random = np.random.default_rng(draw(st.integers(0, 1 << 32)))
     tokens = draw(st.sampled_from([3, 50, 50_000]))
     lengths = draw(

@@ -1,4 +1,4 @@
-"""Window files: whole or not there, whose they say they are, and refused when anything was done to them."""
+"""Window files: whole or not there, and refused when anything was done to them."""
 
 from __future__ import annotations
 
