@@ -14,6 +14,8 @@ neighbours   32 halves of stored chunks one after another
 document     16 stored chunks that are neighbours, with 2 other tokens between them
 one token    the same token 8,192 times, against a store that holds such a chunk as well
 
+The chunks are added in memory, then written to a window file as an engine does it, and found from there.
+
 Tokens are computed from the chunk's number whenever they are asked for, and the time of that is
 part of the match; in an engine the store's look-up stands there. Processor time is given beside
 the time that passed: on a machine with other work the two differ.
@@ -28,6 +30,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -36,6 +39,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semkv_rag.reuse import ChunkIndex, Span, StoredTokens, TokenArray
+from semkv_rag.reuse.base import Base
+from semkv_rag.store.files.window_file import WindowFile, write_windows
 from workbench.figures import save, summary
 
 CHUNK_TOKENS = 512
@@ -45,13 +50,13 @@ STORED_PER_PROMPT = 16
 BOILERPLATE_TOKENS = 32
 BOILERPLATE_EVERY = 10
 ADD_BATCH = 1000
-TARGET_MS = 10
+TARGET_MS = 5
 
 PREFIX_TOKENS = 32
 LEFT = 1 << 40
 """Added to the number of a chunk: its variant behind its neighbour."""
 
-_ONE_TOKEN = "one-token".ljust(64, "0")
+_ONE_TOKEN = "e" * 64
 
 
 def tokens_of_seeds(seeds: NDArray[np.uint64]) -> TokenArray:
@@ -77,13 +82,13 @@ def chunks(numbers: NDArray[np.int64]) -> TokenArray:
 
 def chunk_id(number: int) -> str:
     """An id as long as the store's."""
-    return f"{number:064x}"
+    return f"{number:016x}".ljust(64, "0")
 
 
 def stored_tokens(ids: Sequence[str]) -> Mapping[str, StoredTokens]:
     """The look-up of the index, computed instead of stored."""
     numbered = [chunk for chunk in ids if chunk != _ONE_TOKEN]
-    numbers = np.array([int(chunk, 16) for chunk in numbered], dtype=np.int64)
+    numbers = np.array([int(chunk[:16], 16) for chunk in numbered], dtype=np.int64)
     rows, before = chunks(numbers % LEFT), chunks(np.maximum(numbers % LEFT - 1, 0))
     found = {}
     for chunk, number, tokens, neighbour in zip(numbered, numbers, rows, before, strict=True):
@@ -108,6 +113,18 @@ def build(count: int, variants: int) -> tuple[ChunkIndex, float]:
         index.add(batch)
         seconds += time.perf_counter() - started
     return index, seconds
+
+
+def in_a_file(index: ChunkIndex, folder: Path) -> tuple[ChunkIndex, int, float]:
+    """The same chunks in a window file; its size in bytes, and the seconds that writing it took."""
+    started = time.perf_counter()
+    sections = index.pack()()
+    assert sections is not None
+    path = folder / "windows.safetensors"
+    size = write_windows(path, "benchmark", "default", 0, sections)
+    seconds = time.perf_counter() - started
+    base = Base(WindowFile(path, "benchmark", "default"), 8)
+    return ChunkIndex(stored_tokens, base=base), size, seconds
 
 
 class Prompts:
@@ -200,7 +217,11 @@ def one_by_one(index: ChunkIndex, first: int, repeats: int) -> dict[str, float]:
 def run(counts: Sequence[int], repeats: int, variants: int) -> Iterator[dict[str, Any]]:
     """The figures of each store size."""
     for count in counts:
-        index, seconds = build(count, variants)
+        built, seconds = build(count, variants)
+        in_memory = built.nbytes / len(built)
+        with TemporaryDirectory() as folder:
+            index, size, writing = in_a_file(built, Path(folder))  # open files stay readable
+        del built
         prompts = Prompts(count // variants)
         kinds = {
             "stored": prompts.stored,
@@ -214,6 +235,9 @@ def run(counts: Sequence[int], repeats: int, variants: int) -> Iterator[dict[str
         figures = {
             "chunks": count,
             "bytes_per_chunk": round(index.nbytes / len(index), 1),
+            "file_bytes_per_chunk": round(size / len(index), 1),
+            "bytes_per_new_chunk": round(in_memory, 1),
+            "writing_s": round(writing, 2),
             "add_us_per_chunk": round(seconds / count * 1e6, 1),
             "prompts": {name: measure(index, make, repeats) for name, make in kinds.items()},
             "add_one_ms": one_by_one(index, count, 200),

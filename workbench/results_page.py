@@ -43,9 +43,58 @@ def table(figures: Mapping[str, Any]) -> str:
         "sustained": sustained_lines,
         "picked_tokens": picked_lines,
         "loading": loading_lines,
+        "matcher": matcher_lines,
+        "opening": opening_lines,
     }
     lines = by_benchmark.get(figures["benchmark"], ttft_lines)(figures)
     return "\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n\n"
+
+
+def matcher_lines(figures: Mapping[str, Any]) -> list[list[str]]:
+    """A row for each kind of prompt, and for what an index weighs; a column for each store."""
+    sizes = figures["sizes"]
+    lines = [["prompt", *(f"{size['chunks']:,} chunks" for size in sizes)]]
+    lines.append(["---"] * len(lines[0]))
+    for name in sizes[0]["prompts"]:
+        cells = []
+        for size in sizes:
+            passed, cpu = (size["prompts"][name][key] for key in ("match_ms", "match_cpu_ms"))
+            cells.append(f"{passed['median']:.1f} ({cpu['median']:.1f}, least {cpu['min']:.1f})")
+        lines.append([name, *cells])
+    for label, key in (
+        ("memory of a chunk in a file, bytes", "bytes_per_chunk"),
+        ("the file, bytes a chunk", "file_bytes_per_chunk"),
+        ("memory of a new chunk, bytes", "bytes_per_new_chunk"),
+        ("adding a chunk, µs, in batches of 1,000", "add_us_per_chunk"),
+        ("writing the file, s", "writing_s"),
+    ):
+        lines.append([label, *(f"{size[key]:,.4g}" for size in sizes)])
+    return lines
+
+
+def opening_lines(figures: Mapping[str, Any]) -> list[list[str]]:
+    """What an opening took, without a window file and with one."""
+    first, again = figures["first"], figures["again"]
+    lines = [["opening", "", ""], ["---"] * 3]
+    lines.append(["with the file", "`KVStore`, s", f"{again['store_s']:.2f}"])
+    lines.append(["", "`Catalogue.load`, s", f"{again['load_s']:.2f}"])
+    lines.append(["", "first look-up, ms", f"{again['first_look_up_ms']:.0f}"])
+    lines.append(["", "**until the first plan, s**", f"**{again['until_the_first_plan_s']:.2f}**"])
+    lines.append(["", "memory of a chunk, bytes", f"{again['bytes_per_chunk']:.0f}"])
+    lines.append(["", "the process grows by, MiB", f"{again['process_memory_more_mib']}"])
+    for name, told in again["look_ups"].items():
+        passed, cpu = told["ms"], told["cpu_ms"]
+        cell = f"{passed['median']:.1f} ({cpu['median']:.1f}, least {cpu['min']:.1f})"
+        lines.append(["", f"look-up in the store: {name.replace('_', ' ')}, ms", cell])
+    lines.append(["without", "until an engine could start, s", f"{first['until_it_serves_s']:.1f}"])
+    written = f"{first['until_the_file_is_written_s']:.0f}"
+    lines.append(["", "until all is taken in and the file written, s", written])
+    meanwhile = first["look_ups_meanwhile_ms"]
+    cell = f"{meanwhile['median']:.0f}, {first['look_ups_meanwhile_p99_ms']:.0f}"
+    lines.append(["", "look-ups meanwhile, ms: p50, p99", cell])
+    lines.append(["", "the process's peak, MiB", f"{first['peak_process_mib']:,}"])
+    lines.append(["", "the file, bytes a chunk", f"{first['file_bytes_per_chunk']:.0f}"])
+    return lines
 
 
 def load_lines(figures: Mapping[str, Any]) -> list[list[str]]:

@@ -8,13 +8,14 @@ verified needs no look.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semkv_rag.reuse.windows import IntArray
+from semkv_rag.reuse.windows import IntArray, shortest_stride, strides_of
 
 BoolArray: TypeAlias = NDArray[np.bool_]
 
@@ -39,14 +40,15 @@ class Hits:
 class Candidates:
     """A prompt's candidates, each a chunk at a diagonal, i.e. at one offset of the prompt.
 
+    In the order of their numbers, then of their diagonals.
+
     Args:
         hits: all hits, but for those left out at crowded windows; at least one.
         crowded: for each window of the prompt whether hits were left out, [windows].
         window: tokens of a window.
-        stride: tokens from one indexed window of a chunk to its next.
     """
 
-    def __init__(self, hits: Hits, crowded: BoolArray, window: int, stride: int) -> None:
+    def __init__(self, hits: Hits, crowded: BoolArray, window: int) -> None:
         prompt_tokens = len(crowded) + window - 1
         diagonals = hits.at - hits.src
         places = (hits.numbers << 32) + diagonals
@@ -56,15 +58,17 @@ class Candidates:
         one = order[firsts]
         self.numbers = hits.numbers[one]
         self.diagonals = diagonals[one]
+        lengths = hits.lengths[one]
+        self._strides = strides_of(lengths, window)
         # The first window before the hits, and behind them, that a run would have hit as well.
-        mirrored = _next_miss(crowded[::-1], stride)[::-1]
-        before = len(crowded) - 1 - mirrored[np.minimum.reduceat(at, firsts)]
-        behind = _next_miss(crowded, stride)[np.maximum.reduceat(at, firsts)]
+        last = len(crowded) - 1
+        first_hits, last_hits = np.minimum.reduceat(at, firsts), np.maximum.reduceat(at, firsts)
+        before = last - _next_misses(crowded[::-1], last - first_hits, self._strides)
+        behind = _next_misses(crowded, last_hits, self._strides)
         self.low = np.maximum(np.maximum(self.diagonals, 0), before + 1)
-        ends = np.minimum(self.diagonals + hits.lengths[one], prompt_tokens)
+        ends = np.minimum(self.diagonals + lengths, prompt_tokens)
         self.high = np.minimum(ends, behind + window - 1)
-        self._stride = stride
-        self._shortest = window + stride - 1
+        self._shortest = window + shortest_stride(window) - 1
         self._open = self.high - self.low >= self._shortest
 
     def cover(self, reach: IntArray) -> IntArray:
@@ -84,22 +88,25 @@ class Candidates:
         chosen: IntArray = np.flatnonzero(self._open & (added >= self._shortest))
         if not len(chosen):
             return chosen
-        chosen = chosen[np.lexsort((self.numbers[chosen], -self.high[chosen], self.low[chosen]))]
+        # By start, then the longest, then the oldest, by whose numbers they are in order already.
+        order = np.argsort((self.low[chosen] << 32) - self.high[chosen], kind="stable")
+        chosen = chosen[order]
         furthest_before = np.maximum.accumulate(np.concatenate(([0], self.high[chosen][:-1])))
         chosen = chosen[self.high[chosen] > furthest_before]
-        low, high = self.low[chosen], self.high[chosen]
+        low, high, uncovered = self.low[chosen].tolist(), self.high[chosen].tolist(), fresh.tolist()
         cover: list[int] = []
         position, index = 0, -1
         while True:
             # On to the next position that no verified run covers.
-            position = int(np.searchsorted(fresh, (fresh[position - 1] if position else 0) + 1))
-            widest = int(np.searchsorted(low, position, side="right")) - 1
+            seen = uncovered[position - 1] if position else 0
+            position = bisect_left(uncovered, seen + 1, position)
+            widest = bisect_right(low, position) - 1
             if widest == index or high[widest] <= position:
                 widest += 1  # none holds the position: on to the next candidate
             if widest >= len(chosen):
                 return chosen[cover]
             cover.append(widest)
-            position, index = int(high[widest]), widest
+            position, index = high[widest], widest
 
     def undecided(self, reach: IntArray) -> IntArray:
         """Open candidates that no verified run holds, the longest first, then the oldest."""
@@ -113,14 +120,13 @@ class Candidates:
         Args:
             exact_reach: as for `cover`, of exact runs alone.
         """
-        at_start = self.low - self.diagonals < self._stride
+        at_start = self.low - self.diagonals < self._strides
         return self._longest_first(self._open & at_start & (exact_reach[self.low] < self.high))
 
     def _longest_first(self, chosen: BoolArray) -> IntArray:
         indices: IntArray = np.flatnonzero(chosen)
-        length = self.high[indices] - self.low[indices]
-        order = np.lexsort((self.diagonals[indices], self.numbers[indices], -length))
-        longest_first: IntArray = indices[order]
+        shortness = self.low[indices] - self.high[indices]
+        longest_first: IntArray = indices[np.argsort(shortness, kind="stable")]
         return longest_first
 
     def close(self, indices: IntArray) -> None:
@@ -128,11 +134,22 @@ class Candidates:
         self._open[indices] = False
 
 
-def _next_miss(crowded: BoolArray, stride: int) -> IntArray:
-    """The first of the windows at `i + stride`, `i + 2 * stride`, ... that is not crowded.
+def _next_misses(crowded: BoolArray, at: IntArray, strides: IntArray) -> IntArray:
+    """For each i the first of the windows at `at[i] + strides[i]`, `at[i] + 2 * strides[i]`, ... that is
+    not crowded. A chunk that hits at `at[i]` and not there has another token there.
+    """
+    behind = at + strides
+    near = behind[behind < len(crowded)]
+    if crowded[near].any():
+        for stride in np.unique(strides).tolist():
+            mine = strides == stride
+            behind[mine] = _next_miss(crowded, stride)[at[mine]]
+    return behind
 
-    A chunk that hits at `i` and not there has another token there. [windows], by i; where all
-    windows up to the prompt's end are crowded, the first place behind it.
+
+def _next_miss(crowded: BoolArray, stride: int) -> IntArray:
+    """`_next_misses` of all windows, [windows]; where all windows up to the prompt's end are crowded,
+    the first place behind it.
     """
     windows = len(crowded)
     rows = -(-windows // stride) + 1
@@ -141,5 +158,5 @@ def _next_miss(crowded: BoolArray, stride: int) -> IntArray:
     free[:windows] = ~crowded
     columns = np.where(free, places, rows * stride).reshape(rows, stride)
     at_or_after = np.minimum.accumulate(columns[::-1], axis=0)[::-1].reshape(-1)
-    following: IntArray = at_or_after[stride : stride + windows]
-    return following
+    first_free: IntArray = at_or_after[stride : stride + windows]
+    return first_free

@@ -7,40 +7,48 @@ How a match goes: the prompt's windows are looked up at every offset; what they 
 each with bounds on what it may cover; the chunks' tokens are fetched for as few candidates as cover
 all that can be covered, and compared along the whole chunk; then overlaps are resolved. A hash alone
 never counts. docs/internals-reuse.md has the guarantees and the limits.
+
+Chunks are in memory, or in a file that the index begins with (`base`).
 """
 
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from semkv_rag.reuse.candidates import Candidates, Hits
+from semkv_rag.reuse.base import Base, packed
+from semkv_rag.reuse.candidates import Candidates
+from semkv_rag.reuse.look_up import candidates_in
 from semkv_rag.reuse.overlap import resolve
 from semkv_rag.reuse.plan import Span
-from semkv_rag.reuse.runs import Runs
-from semkv_rag.reuse.segment import MAX_WINDOWS, Found, Segment
+from semkv_rag.reuse.recent import RecentTokens
+from semkv_rag.reuse.runs import Laid, Runs
+from semkv_rag.reuse.segment import MAX_WINDOWS, Segment
 from semkv_rag.reuse.tokens import StoredTokens, TokenArray
 from semkv_rag.reuse.windows import (
-    Hashes,
     IntArray,
-    Tokens,
     chunk_hashes,
-    prompt_hashes,
-    ragged,
-    window_count,
+    shortest_stride,
+    strides_of,
+    window_counts,
 )
-
-CROWD = 16
-"""Of a window that more places in the store hold, only the oldest this many are candidates."""
 
 _SPARE = 64
 """Candidates that may turn out shorter than they looked, beyond those that fit into the prompt."""
 
-_EXTRA = 128
-"""Candidates that are verified for what little they may add, and again for a better context."""
+_AGAIN = 128
+"""Of them those that are verified after a first round that covered all that seemed to be there."""
+
+_EXTRA = 64
+"""Candidates that are verified for what little they may add."""
+
+_CONTEXTS = 128
+"""Candidates that are looked at for a better context."""
 
 _TOKENS_PER_CONTEXT = 64
 """In long prompts a candidate for so many tokens is looked at for a better context."""
@@ -57,9 +65,6 @@ _SMALL_WINDOWS = 1 << 14
 _DEAD_SHARE = 0.25
 """A segment with more windows of removed chunks is rewritten without them."""
 
-_CACHED_TOKENS = 1 << 20
-"""Tokens of recently verified chunks that are kept."""
-
 _UNSEARCHABLE = -1
 """The number of chunks too short for a window."""
 
@@ -71,6 +76,7 @@ class ChunkIndex:
         tokens_of: gives the stored tokens of chunks, by id; ids it does not know are left out.
             Called a few times per match, with few ids. What it raises, `match` raises.
         window: tokens of an indexed window, at least 2. See `shortest_run`.
+        base: chunks that are there from the beginning, the oldest ones. Of the same window.
     """
 
     def __init__(
@@ -78,70 +84,84 @@ class ChunkIndex:
         tokens_of: Callable[[Sequence[str]], Mapping[str, StoredTokens]],
         *,
         window: int = 8,
+        base: Base | None = None,
     ) -> None:
-        self._tokens_of = tokens_of
         self._window = window
-        self._stride = window // 2 + 1
-        self._segments: list[Segment] = []  # oldest first
+        self._base = base
+        self._first = 0 if base is None else len(base)  # number of those that came later
+        self._base_removed = 0
+        self._segments: list[Segment] = []  # oldest first, without the base's
         self._numbers: dict[str, int] = {}
-        self._ids: list[str | None] = []  # by number; None when removed
+        self._ids: list[str | None] = []  # by number, without the base's; None when removed
         self._id_bytes = 0
-        self._cache: OrderedDict[int, StoredTokens] = OrderedDict()
-        self._cached_tokens = 0
+        self._recent = RecentTokens(tokens_of)
 
     @property
     def shortest_run(self) -> int:
-        """Common runs of at least this many tokens are found, and no shorter span is returned.
+        """No shorter span is returned; 12 tokens for windows of 8. See `sure_run`."""
+        return self._window + shortest_stride(self._window) - 1
 
-        12 for windows of 8 tokens.
+    def sure_run(self, chunk_tokens: int) -> int:
+        """Common runs with a chunk of so many tokens are found when they have at least these.
+
+        12 for windows of 8 tokens in chunks of up to 112, and 32 in chunks above 412.
         """
-        return self._window + self._stride - 1
+        return self._window + int(strides_of(np.array([chunk_tokens]), self._window)[0]) - 1
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return self._first - self._base_removed + len(self._numbers)
+
+    @property
+    def beside_base(self) -> int:
+        """By how many chunks this differs from its base: those that came later, and those that went."""
+        return len(self._numbers) + self._base_removed
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory the index takes, ids included, without the cache of recent tokens."""
+        """Bytes of memory the index takes, ids included, without the cache of recent tokens.
+
+        What lies in the base's file is not among them.
+        """
         per_chunk = sys.getsizeof(self._ids) + sys.getsizeof(self._numbers) + self._id_bytes
-        return per_chunk + sum(segment.nbytes for segment in self._segments)
+        return per_chunk + sum(segment.nbytes for segment in self._all_segments())
+
+    def ids(self) -> list[str]:
+        """The ids of all chunks."""
+        base = [] if self._base is None else self._base.live_ids()
+        return [*base, *self._numbers]
 
     def add(self, chunks: Iterable[tuple[str, TokenArray]]) -> None:
         """Index chunks, by id and tokens; ids that are indexed already are passed over."""
-        numbers: list[int] = []
-        block: list[TokenArray] = []
-        windows = 0
-        try:
-            for chunk_id, tokens in chunks:
-                if chunk_id in self._numbers:
-                    continue
-                count = window_count(len(tokens), self._window, self._stride)
-                if windows + count > _BLOCK_WINDOWS:
-                    self._add_block(numbers, block)
-                    numbers, block, windows = [], [], 0
-                number = len(self._ids) if 0 < count <= MAX_WINDOWS else _UNSEARCHABLE
-                self._numbers[chunk_id] = number
-                self._id_bytes += sys.getsizeof(chunk_id) + sys.getsizeof(number)
-                if number != _UNSEARCHABLE:
-                    self._ids.append(chunk_id)
-                    numbers.append(number)
-                    block.append(tokens)
-                    windows += count
-        finally:
-            self._add_block(numbers, block)
+        iterator = iter(chunks)
+        more = True
+        while more:
+            batch: list[tuple[str, TokenArray]] = []
+            windows = 0
+            more = False
+            try:
+                for chunk_id, tokens in iterator:
+                    batch.append((chunk_id, tokens))
+                    windows += len(tokens) // shortest_stride(self._window)
+                    if windows >= _BLOCK_WINDOWS:
+                        more = True
+                        break
+            finally:
+                self._add_block(batch)
 
     def remove(self, ids: Iterable[str]) -> None:
         """Never return these chunks again; unknown ids are passed over."""
         touched: set[int] = set()
+        others: list[str] = []
         for chunk_id in ids:
             number = self._numbers.pop(chunk_id, None)
             if number is None:
+                others.append(chunk_id)
                 continue
             self._id_bytes -= sys.getsizeof(chunk_id) + sys.getsizeof(number)
             if number == _UNSEARCHABLE:
                 continue
-            self._ids[number] = None
-            self._forget(number)
+            self._ids[number - self._first] = None
+            self._recent.forget(number)
             index = self._segment_of(number)
             self._segments[index].remove(number)
             touched.add(index)
@@ -149,6 +169,20 @@ class ChunkIndex:
             if self._segments[index].dead_share > _DEAD_SHARE:
                 self._segments[index] = Segment.merged([self._segments[index]])
         self._segments = [segment for segment in self._segments if len(segment)]
+        if self._base is not None and others:
+            for number in self._base.live_numbers(others).values():
+                self._base.segment.remove(number)
+                self._base_removed += 1
+                self._recent.forget(number)
+
+    def pack(self) -> Callable[[], dict[str, NDArray[Any]] | None]:
+        """The sections of a file with all that is indexed now, for `Base`.
+
+        Returns:
+            Makes them: in another thread, if need be, while this index is used and changed. What it
+            makes is None when a file cannot hold that many chunks, or their ids.
+        """
+        return partial(packed, self._base, self._all_segments(), self._first, self._ids.copy())
 
     def match(self, prompt: TokenArray) -> list[Span]:
         """The stored chunks in `prompt`.
@@ -160,38 +194,60 @@ class ChunkIndex:
             (`semkv_rag.reuse.fit`), else the oldest.
         """
         tokens = np.asarray(prompt)
-        if len(tokens) < self.shortest_run or not self._segments:
+        if len(tokens) < self.shortest_run:
             return []
         if tokens.dtype != np.int32:
             tokens = tokens.astype(np.int64)
-        candidates = self._candidates(tokens)
+        candidates = candidates_in(self._all_segments(), tokens, self._window)
         if candidates is None:
             return []
         runs = Runs(tokens, self.shortest_run)
         left = len(tokens) // self.shortest_run + _SPARE
         while len(chosen := candidates.cover(runs.reach)[:left]):
             self._verify(candidates, chosen, runs)
-            left -= len(chosen)
+            left = min(left - len(chosen), _AGAIN)
         left = _EXTRA
         while len(chosen := candidates.undecided(runs.reach)[: min(left, _BATCH)]):
             self._verify(candidates, chosen, runs)
             left -= len(chosen)
-        most = max(_EXTRA, len(tokens) // _TOKENS_PER_CONTEXT)
+        most = max(_CONTEXTS, len(tokens) // _TOKENS_PER_CONTEXT)
         starts = candidates.starts(runs.exact_reach)[:most]
         self._verify(candidates, self._better_contexts(candidates, starts, runs), runs)
         return resolve(runs.preferred_first(), self.shortest_run)
 
-    def _add_block(self, numbers: Sequence[int], block: Sequence[TokenArray]) -> None:
+    def _all_segments(self) -> list[Segment]:
+        """The base's and the others, oldest first."""
+        base = [] if self._base is None else [self._base.segment]
+        return base + self._segments
+
+    def _add_block(self, block: Sequence[tuple[str, TokenArray]]) -> None:
         """Write a segment of these chunks and merge it with the last ones that are not larger."""
-        if not block:
-            return
-        lengths = np.array([len(tokens) for tokens in block])
+        there = {} if self._base is None else self._base.live_numbers([id_ for id_, _ in block])
+        first = dict(reversed(block))  # of an id's tokens the first ones
+        new = {id_: first[id_] for id_, _ in block if not (id_ in self._numbers or id_ in there)}
+        counts = window_counts(np.array([len(tokens) for tokens in new.values()]), self._window)
+        numbers: list[int] = []
+        added: list[TokenArray] = []
+        for (chunk_id, tokens), count in zip(new.items(), counts.tolist(), strict=True):
+            number = _UNSEARCHABLE
+            if 0 < count <= MAX_WINDOWS:
+                number = self._first + len(self._ids)
+                self._ids.append(chunk_id)
+                numbers.append(number)
+                added.append(tokens)
+            self._numbers[chunk_id] = number
+            self._id_bytes += sys.getsizeof(chunk_id) + sys.getsizeof(number)
+        if added:
+            self._add_segment(numbers, added)
+
+    def _add_segment(self, numbers: Sequence[int], added: Sequence[TokenArray]) -> None:
+        lengths = np.array([len(tokens) for tokens in added])
         merged = [
             Segment.build(
-                chunk_hashes(block, self._window, self._stride),
+                chunk_hashes(added, self._window),
                 np.array(numbers, dtype=np.uint32),
                 lengths.astype(np.uint32),
-                (lengths - self._window) // self._stride + 1,
+                window_counts(lengths, self._window),
             )
         ]
         total = len(merged[0])
@@ -214,46 +270,6 @@ class ChunkIndex:
                 high = middle - 1
         return low
 
-    def _candidates(self, prompt: Tokens) -> Candidates | None:
-        """Look up all windows of `prompt`; None when nothing is hit."""
-        hashes = prompt_hashes(prompt, self._window)
-        order = np.argsort(hashes, kind="stable")
-        ordered = hashes[order]
-        firsts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-        repeats = np.diff(firsts, append=len(ordered))
-        found = self._look_up(ordered[firsts])
-        if not len(found.keys):
-            return None
-        # A window that repeats in the prompt has its hits at each of its places.
-        copies = repeats[found.keys]
-        hits = Hits(
-            np.repeat(found.numbers, copies),
-            np.repeat(found.lengths, copies),
-            np.repeat(found.ordinals * self._stride, copies),
-            order[ragged(firsts[found.keys], copies)],
-        )
-        crowded = np.empty(len(hashes), dtype=np.bool_)
-        crowded[order] = np.repeat(found.more, repeats)
-        return Candidates(hits, crowded, self._window, self._stride)
-
-    def _look_up(self, hashes: Hashes) -> Found:
-        """The oldest windows of each hash in all segments, `CROWD` at most."""
-        parts = [segment.oldest(hashes, CROWD) for segment in self._segments]
-        keys = np.concatenate([part.keys for part in parts])
-        by_key = np.argsort(keys, kind="stable")  # the segments' order is by age
-        keys = keys[by_key]
-        rank = np.arange(len(keys)) - np.searchsorted(keys, keys)
-        kept = by_key[rank < CROWD]
-        more = np.logical_or.reduce([part.more for part in parts])
-        more[keys[rank >= CROWD]] = True
-        return Found(
-            keys[rank < CROWD],
-            np.concatenate([part.numbers for part in parts])[kept],
-            np.concatenate([part.lengths for part in parts])[kept],
-            np.concatenate([part.ordinals for part in parts])[kept],
-            more,
-        )
-
     def _better_contexts(self, candidates: Candidates, starts: IntArray, runs: Runs) -> IntArray:
         """Those of `starts` whose stored context fits their place better than what is found there."""
         stored = self._stored(dict.fromkeys(candidates.numbers[starts].tolist()))
@@ -268,35 +284,27 @@ class ChunkIndex:
         """Compare these candidates' tokens with the prompt's."""
         numbers = candidates.numbers[chosen].tolist()
         stored = self._stored(dict.fromkeys(numbers))
-        for number, diagonal in zip(numbers, candidates.diagonals[chosen].tolist(), strict=True):
-            if number in stored:
-                runs.verify(number, *stored[number], diagonal)
+        runs.verify(
+            [
+                Laid(number, *stored[number], diagonal)
+                for number, diagonal in zip(
+                    numbers, candidates.diagonals[chosen].tolist(), strict=True
+                )
+                if number in stored
+            ]
+        )
         candidates.close(chosen)
 
     def _stored(self, numbers: Iterable[int]) -> dict[int, tuple[str, StoredTokens]]:
         """The ids and tokens of chunks, without those the store no longer has."""
-        stored: dict[int, tuple[str, StoredTokens]] = {}
-        missing: dict[str, int] = {}
+        ids: dict[int, str] = {}
         for number in numbers:
-            chunk_id = self._ids[number]
-            if chunk_id is None:
-                continue
-            if number in self._cache:
-                self._cache.move_to_end(number)
-                stored[number] = chunk_id, self._cache[number]
-            else:
-                missing[chunk_id] = number
-        if missing:
-            for chunk_id, tokens in self._tokens_of(list(missing)).items():
-                number = missing[chunk_id]
-                stored[number] = chunk_id, tokens
-                self._cache[number] = tokens
-                self._cached_tokens += len(tokens.tokens) + len(tokens.context)
-            while self._cached_tokens > _CACHED_TOKENS:
-                self._forget(next(iter(self._cache)))
-        return stored
+            if (chunk_id := self._id_of(number)) is not None:
+                ids[number] = chunk_id
+        return {number: (ids[number], tokens) for number, tokens in self._recent.get(ids).items()}
 
-    def _forget(self, number: int) -> None:
-        """Drop a chunk's tokens from the cache."""
-        if (tokens := self._cache.pop(number, None)) is not None:
-            self._cached_tokens -= len(tokens.tokens) + len(tokens.context)
+    def _id_of(self, number: int) -> str | None:
+        if number < self._first:
+            assert self._base is not None
+            return self._base.id_of(number)
+        return self._ids[number - self._first]

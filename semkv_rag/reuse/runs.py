@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
 import numpy as np
 
 from semkv_rag.reuse.fit import Rank, rank
 from semkv_rag.reuse.plan import Span
-from semkv_rag.reuse.tokens import StoredTokens
+from semkv_rag.reuse.tokens import StoredTokens, TokenArray
 from semkv_rag.reuse.windows import IntArray, Tokens
+
+_END: Final = (np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32))
+
+
+class Laid(NamedTuple):
+    """A stored chunk, its token 0 laid at the prompt's token `diagonal`.
+
+    Attributes:
+        number: of the chunk in the index, rising with age.
+    """
+
+    number: int
+    chunk_id: str
+    stored: StoredTokens
+    diagonal: int
 
 
 class Runs:
@@ -21,8 +39,11 @@ class Runs:
     def __init__(self, prompt: Tokens, shortest: int) -> None:
         self._prompt = prompt
         self._shortest = shortest
-        self._found: list[tuple[Rank, int, Span]] = []  # how its context fits, number, span
+        # By place, end and whether it is exact: how its context fits, number, chunk and diagonal.
+        self._found: dict[tuple[int, int, bool], tuple[Rank, int, Laid]] = {}
         self._worst: dict[int, Rank] = {}  # by diagonal
+        self._ranks: dict[tuple[int, int], tuple[Rank, TokenArray]] = {}
+        self._before_images: dict[int, int] = {}  # by number
         self._ends = np.zeros(len(prompt) + 1, dtype=np.int64)
         self._exact_ends = np.zeros(len(prompt) + 1, dtype=np.int64)
 
@@ -36,44 +57,91 @@ class Runs:
         """The same of exact runs alone, [tokens + 1]."""
         return np.maximum.accumulate(self._exact_ends)
 
-    def verify(self, number: int, chunk_id: str, stored: StoredTokens, diagonal: int) -> None:
-        """Compare a whole chunk with the prompt, its token 0 laid at `diagonal`."""
-        low = max(0, diagonal)
-        high = min(len(self._prompt), diagonal + len(stored.tokens))
-        differ = self._prompt[low:high] != stored.tokens[low - diagonal : high - diagonal]
-        bounds = np.concatenate(([low - 1], low + differ.nonzero()[0], [high]))
-        fit = self._fit(stored, diagonal)
-        for index in (bounds[1:] - bounds[:-1] > self._shortest).nonzero()[0].tolist():
-            dst, end = int(bounds[index]) + 1, int(bounds[index + 1])
-            exact = not fit.inexact and dst == diagonal
-            if not exact:  # what has seen an image serves behind that very image alone
-                end = min(end, diagonal + stored.before_images)
-                if end - dst < self._shortest:
-                    continue
-            base = len(stored.context)
-            span = Span(chunk_id, dst - diagonal, dst, end - dst, base, exact, stored.codec)
-            # Behind other tokens than the chunk's own no context makes a run exact.
-            here = fit._replace(inexact=not exact)
-            self._found.append((here, number, span))
-            self._worst[diagonal] = max(here, self._worst.get(diagonal, here))
-            self._ends[dst] = max(self._ends[dst], end)
-            if exact:
-                self._exact_ends[dst] = max(self._exact_ends[dst], end)
+    def verify(self, laid: Sequence[Laid]) -> None:
+        """Compare whole chunks with the prompt, their token 0 laid at their diagonals; all at once."""
+        if not laid:
+            return
+        diagonals = np.array([chunk.diagonal for chunk in laid])
+        sizes = np.array([len(chunk.stored.tokens) for chunk in laid])
+        lows = np.maximum(diagonals, 0)
+        highs = np.maximum(lows, np.minimum(diagonals + sizes, len(self._prompt)))
+        # Between two of them a token that differs, so that no run goes on from one to the next.
+        here, stored = [_END[0]], [_END[1]]
+        for chunk, low, high in zip(laid, lows.tolist(), highs.tolist(), strict=True):
+            here += (self._prompt[low:high], _END[0])
+            stored += (chunk.stored.tokens[low - chunk.diagonal : high - chunk.diagonal], _END[1])
+        same = np.concatenate(here) == np.concatenate(stored)
+        edges = (same[1:] != same[:-1]).nonzero()[0] + 1
+        long = (edges[1::2] - edges[::2] >= self._shortest).nonzero()[0]
+        starts, ends = edges[2 * long], edges[2 * long + 1]
+        behind = np.cumsum(highs - lows + 1)
+        owners = np.searchsorted(behind, starts - 1, side="right")
+        dst = starts - 1 - (behind - (highs - lows + 1))[owners] + lows[owners]
+        for owner, place, end in zip(
+            owners.tolist(), dst.tolist(), (dst + ends - starts).tolist(), strict=True
+        ):
+            self._add(laid[owner], place, end)
+
+    def _add(self, chunk: Laid, dst: int, end: int) -> None:
+        """Keep a run, as far as it may serve; of runs with the same ends the preferred one."""
+        diagonal = chunk.diagonal
+        fit = self._rank(chunk.stored, diagonal)
+        exact = not fit.inexact and dst == diagonal
+        if not exact:  # what has seen an image serves behind that very image alone
+            before_images = self._before_images.get(chunk.number)
+            if before_images is None:
+                before_images = self._before_images[chunk.number] = chunk.stored.before_images
+            end = min(end, diagonal + before_images)
+            if end - dst < self._shortest:
+                return
+        # Behind other tokens than the chunk's own no context makes a run exact.
+        here = fit if fit.inexact is not exact else fit._replace(inexact=not exact)
+        worst = self._worst.get(diagonal)
+        if worst is None or here > worst:
+            self._worst[diagonal] = here
+        key = dst, end, exact
+        known = self._found.get(key)
+        if known is not None and known[:2] <= (here, chunk.number):
+            return
+        self._found[key] = here, chunk.number, chunk
+        self._ends[dst] = max(self._ends[dst], end)
+        if exact:
+            self._exact_ends[dst] = max(self._exact_ends[dst], end)
+
+    def _rank(self, stored: StoredTokens, diagonal: int) -> Rank:
+        """How a chunk's context fits; exact only where its KV is stored as it was computed.
+
+        Chunks share contexts, and are compared in turn.
+        """
+        key = id(stored.context), diagonal
+        if key not in self._ranks:
+            # With the context, so that no other takes its place in memory.
+            fit = rank(stored.context, self._prompt, diagonal)
+            self._ranks[key] = fit, stored.context
+        fit = self._ranks[key][0]
+        return fit if stored.lossless else fit._replace(inexact=True)
 
     def would_improve(self, stored: StoredTokens, diagonal: int) -> bool:
         """Whether a chunk at `diagonal` has a context that fits better than one of a run found there.
 
         Where none was found there, the place lies inside other runs: then whether it fits at all.
         """
-        fit = self._fit(stored, diagonal)
+        fit = self._rank(stored, diagonal)
         worst = self._worst.get(diagonal)
         return fit < worst if worst is not None else not fit.inexact or fit.fitting < 0
 
-    def _fit(self, stored: StoredTokens, diagonal: int) -> Rank:
-        """How a chunk's context fits; exact only where its KV is stored as it was computed."""
-        fit = rank(stored.context, self._prompt, diagonal)
-        return fit if stored.lossless else fit._replace(inexact=True)
-
     def preferred_first(self) -> list[Span]:
         """All runs; of runs at the same place those whose context fits best, then the oldest."""
-        return [span for _, _, span in sorted(self._found, key=lambda run: run[:2])]
+        preferred = sorted(self._found.items(), key=lambda found: found[1][:2])
+        return [
+            Span(
+                chunk.chunk_id,
+                dst - chunk.diagonal,
+                dst,
+                end - dst,
+                len(chunk.stored.context),
+                exact,
+                chunk.stored.codec,
+            )
+            for (dst, end, exact), (_, _, chunk) in preferred
+        ]

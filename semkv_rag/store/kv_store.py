@@ -151,6 +151,11 @@ class KVStore(Closing):
         with self._database.reading() as connection:
             return feed.read(connection, model, since, namespace)
 
+    def namespaces(self, model: str) -> list[str]:
+        """The namespaces that have a chunk of a model, in their order."""
+        with self._database.reading() as connection:
+            return feed.namespaces(connection, model)
+
     def last_change(self, model: str, namespace: str) -> int:
         """A number that is another one after every chunk of a namespace that came or went."""
         with self._database.reading() as connection:

@@ -153,4 +153,4 @@ def test_namespaces_that_hold_nothing_are_not_kept(catalogue: Catalogue, store: 
     for number in range(100):
         assert found(catalogue, prompt, f"nobody {number}") == []
     catalogue._threads.shutdown(wait=True)
-    assert len(catalogue._shelves) == 0
+    assert len(catalogue._queues) == 0

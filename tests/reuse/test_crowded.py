@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from semkv_rag.reuse import ChunkIndex, StoredTokens, TokenArray, token_array
-from semkv_rag.reuse.matcher import CROWD
+from semkv_rag.reuse.look_up import CROWD
 
 from .shelf import Shelf
 

@@ -10,42 +10,39 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import groupby
 
+from semkv_rag.connector.scheduler.shelf import Shelf
 from semkv_rag.connector.touching import Touches
 from semkv_rag.errors import StoreError
-from semkv_rag.reuse import ChunkIndex, Span, StoredTokens, TokenArray
+from semkv_rag.reuse import Span, TokenArray
 from semkv_rag.store import KVStore
 
-LOADED_AT_ONCE = 1000
 THREADS = 4
+
+LOADED_S = 2.0
+"""An engine's start takes in what it can in this time; the rest is left to the background."""
 
 SLOW_S = 1.0
 """A look-up takes milliseconds where little is new. Nobody waits behind one that takes longer."""
 
 
-@dataclass
-class _Shelf:
-    """One namespace's chunks. Its look-ups run one behind the other.
+class _Queue:
+    """A namespace's look-ups, which run one behind the other.
 
     Attributes:
-        seen: the last change that is taken in.
-        index: None until there is a chunk.
+        shelf: its chunks.
         waiting: the look-ups to come.
-        busy_since: when the look-up began that is under way; None while there is none. Only its thread
-            touches `seen` and `index`.
-        bad: chunks that are matched no more, by order of others: `index` drops them at the next look-up.
+        busy_since: when the look-up began that is under way; None while there is none.
+        bad: chunks that are matched no more, by order of others: the next look-up tells the shelf.
     """
 
-    seen: int = 0
-    index: ChunkIndex | None = None
-    waiting: deque[tuple[TokenArray, Future[list[Span]]]] = field(default_factory=deque)
-    busy_since: float | None = None
-    bad: set[str] = field(default_factory=set)
+    def __init__(self, shelf: Shelf) -> None:
+        self.shelf = shelf
+        self.waiting: deque[tuple[TokenArray, Future[list[Span]]]] = deque()
+        self.busy_since: float | None = None
+        self.bad: set[str] = set()
 
 
 class Catalogue:
@@ -58,26 +55,35 @@ class Catalogue:
     def __init__(self, store: KVStore, model: str) -> None:
         self._store = store
         self._model = model
-        self._shelves: dict[str, _Shelf] = {}
+        self._queues: dict[str, _Queue] = {}
         self._lock = threading.Lock()
         self._touches = Touches(store.touch)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="semkv-match")
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="semkv-catch-up")
         self._closed = threading.Event()
 
     def close(self) -> None:
         """Write down what was used, and stop."""
         self._closed.set()
         self._touches.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._background):
+            threads.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            shelves = [queue.shelf for queue in self._queues.values()]
+        for shelf in shelves:
+            shelf.close()
 
     def load(self) -> None:
         """Take in what all namespaces have, so that the first requests need not wait for it.
 
+        Where that takes more than two seconds the rest is done in the background.
+
         Raises:
             StoreError: the store's index cannot be read.
         """
-        for namespace in {entry.namespace for entry in self._store.stats()}:
-            self._refresh(namespace, self._shelves.setdefault(namespace, _Shelf()))
+        until = time.monotonic() + LOADED_S
+        for namespace in self._store.namespaces(self._model):
+            self._queue(namespace).shelf.load(until)
 
     def find(self, namespace: str, prompt: TokenArray) -> Future[list[Span]]:
         """Look for the namespace's chunks in `prompt`.
@@ -88,14 +94,14 @@ class Catalogue:
         """
         asked: Future[list[Span]] = Future()
         with self._lock:
-            shelf = self._shelves.setdefault(namespace, _Shelf())
-            since = shelf.busy_since
+            queue = self._queue(namespace)
+            since = queue.busy_since
             if since is not None and time.monotonic() - since > SLOW_S:
                 asked.set_exception(StoreError("it is being read since an earlier request"))
                 return asked
-            shelf.waiting.append((prompt, asked))
+            queue.waiting.append((prompt, asked))
             if since is None:
-                self._begin(namespace, shelf)
+                self._begin(namespace, queue)
         return asked
 
     def used(self, spans: Iterable[Span]) -> None:
@@ -105,63 +111,38 @@ class Catalogue:
     def forget(self, namespace: str, ids: Iterable[str]) -> None:
         """Match these chunks no more, because they are gone or their files are bad."""
         with self._lock:
-            if (shelf := self._shelves.get(namespace)) is not None:
-                shelf.bad.update(ids)
+            if (queue := self._queues.get(namespace)) is not None:
+                queue.bad.update(ids)
 
-    def _begin(self, namespace: str, shelf: _Shelf) -> None:
-        """Have the next look-up of a shelf done, in its turn among all namespaces'. Holds the lock."""
-        shelf.busy_since = time.monotonic()
-        self._threads.submit(self._serve, namespace, shelf)
+    def _queue(self, namespace: str) -> _Queue:
+        queue = self._queues.get(namespace)
+        if queue is None:
+            work = self._background.submit
+            shelf = Shelf(self._store, self._model, namespace, work, self._closed)
+            queue = self._queues[namespace] = _Queue(shelf)
+        return queue
+
+    def _begin(self, namespace: str, queue: _Queue) -> None:
+        """Have the next look-up done, in its turn among all namespaces'. Holds the lock."""
+        queue.busy_since = time.monotonic()
+        self._threads.submit(self._serve, namespace, queue)
 
     # ---- in a thread of its own ------------------------------------------------------------------
 
-    def _serve(self, namespace: str, shelf: _Shelf) -> None:
+    def _serve(self, namespace: str, queue: _Queue) -> None:
         with self._lock:
-            shelf.busy_since = time.monotonic()
-            prompt, asked = shelf.waiting.popleft()
+            queue.busy_since = time.monotonic()
+            prompt, asked = queue.waiting.popleft()
+            bad, queue.bad = queue.bad, set()
         if asked.set_running_or_notify_cancel():
             try:
-                asked.set_result(self._look_up(namespace, shelf, prompt))
+                asked.set_result(queue.shelf.find(prompt, bad))
             except Exception as error:
                 asked.set_exception(error)
         with self._lock:
-            if shelf.waiting and not self._closed.is_set():
-                self._begin(namespace, shelf)
+            if queue.waiting and not self._closed.is_set():
+                self._begin(namespace, queue)
                 return
-            shelf.busy_since = None
-            if shelf.index is None:  # whatever namespaces are asked for, this does not grow
-                del self._shelves[namespace]
-
-    def _look_up(self, namespace: str, shelf: _Shelf, prompt: TokenArray) -> list[Span]:
-        self._refresh(namespace, shelf)
-        if shelf.index is None:
-            return []
-        with self._lock:
-            bad, shelf.bad = shelf.bad, set()
-        if bad:
-            shelf.index.remove(bad)
-        return shelf.index.match(prompt)
-
-    def _refresh(self, namespace: str, shelf: _Shelf) -> None:
-        """Take in what was stored and removed since the last time."""
-        changes = self._store.changes(self._model, shelf.seen, namespace)
-        if changes.reset:
-            shelf.index = None
-        for added, group in groupby(changes.entries, key=lambda change: change.added):
-            ids = [change.chunk_id for change in group]
-            if added:
-                self._add(namespace, shelf, ids)
-            elif shelf.index is not None:
-                shelf.index.remove(ids)
-        shelf.seen = changes.last
-
-    def _add(self, namespace: str, shelf: _Shelf, ids: Sequence[str]) -> None:
-        if shelf.index is None:
-            shelf.index = ChunkIndex(partial(self._store.tokens, self._model, namespace))
-        for first in range(0, len(ids), LOADED_AT_ONCE):
-            if self._closed.is_set():
-                raise StoreError("the engine is stopping")
-            stored: Mapping[str, StoredTokens] = self._store.tokens(
-                self._model, namespace, ids[first : first + LOADED_AT_ONCE]
-            )
-            shelf.index.add((id, chunk.tokens) for id, chunk in stored.items())
+            queue.busy_since = None
+            if queue.shelf.is_empty:  # whatever namespaces are asked for, this does not grow
+                del self._queues[namespace]

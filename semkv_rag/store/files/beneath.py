@@ -17,7 +17,8 @@ from typing import Final
 
 CHUNKS_FOLDER: Final = "chunks"
 STATES_FOLDER: Final = "states"
-_TOPS: Final = (CHUNKS_FOLDER, STATES_FOLDER)
+CATALOGUE_FOLDER: Final = "catalogue"
+_TOPS: Final = (CHUNKS_FOLDER, STATES_FOLDER, CATALOGUE_FOLDER)
 _DEPTH: Final = 4
 """Folders between the root and a file: `chunks/<model>/<namespace>/<aa>`."""
 

@@ -13,6 +13,7 @@ from blake3 import blake3
 from semkv_rag.config import check_namespace
 from semkv_rag.errors import SemKVError, StoreError
 from semkv_rag.store.files.beneath import (
+    CATALOGUE_FOLDER,
     CHUNKS_FOLDER,
     STATES_FOLDER,
     entries,
@@ -56,6 +57,16 @@ def state_path(root: Path, model: str, namespace: str, state_id: str) -> Path:
     return folder / f"{state_id}{_SUFFIX}"
 
 
+def window_path(root: Path, model: str, namespace: str) -> Path:
+    """`catalogue/<model>/<namespace digest>/v1/windows.safetensors`.
+
+    Raises:
+        StoreError: the model could lead out of the store.
+        OptionError: the namespace cannot be one.
+    """
+    return _folder(root / CATALOGUE_FOLDER, model, namespace, "v1") / f"windows{_SUFFIX}"
+
+
 def chunk_paths(root: Path, key: ChunkKey, ranks: int) -> list[Path]:
     """A promised chunk's files, one for each rank.
 
@@ -87,13 +98,13 @@ def state_files(root: Path) -> Iterator[Path]:
 
 def temporary_files(root: Path) -> Iterator[Path]:
     """What writers write now, or left behind when they were killed."""
-    for folder in (CHUNKS_FOLDER, STATES_FOLDER):
+    for folder in (CHUNKS_FOLDER, STATES_FOLDER, CATALOGUE_FOLDER):
         yield from _named(root, folder, _TEMPORARY_NAME)
 
 
 def links(root: Path) -> Iterator[Path]:
     """Links where the store's own folders belong."""
-    for folder in (CHUNKS_FOLDER, STATES_FOLDER):
+    for folder in (CHUNKS_FOLDER, STATES_FOLDER, CATALOGUE_FOLDER):
         yield from linked_folders(root, folder)
 
 

@@ -80,6 +80,14 @@ def scope(model: str | None, namespace: str | None, kind: str | None = None) -> 
     return condition
 
 
+def _owned(model: str, namespace: str) -> ColumnElement[bool]:
+    """`scope` beside a condition on ids, in words that no index answers to.
+
+    SQLite would read all of a namespace's rows rather than look up sixteen ids.
+    """
+    return (chunks.c.model + "" == model) & (chunks.c.namespace + "" == namespace)
+
+
 def put_model(
     connection: Connection, fingerprint: str, description: Mapping[str, str] | None
 ) -> None:
@@ -176,7 +184,7 @@ def records(
         _record(row)
         for piece in pieces(ids)
         for row in connection.execute(
-            _RECORD.where(chunks.c.id.in_(piece), scope(model, namespace))
+            _RECORD.where(chunks.c.id.in_(piece), _owned(model, namespace))
         )
     ]
 
@@ -208,7 +216,7 @@ def tokens(
         rows = connection.execute(
             select(chunks.c.id, chunks.c.context, chunk_tokens.c.tokens, chunks.c.codec)
             .join(chunk_tokens, chunk_tokens.c.chunk_id == chunks.c.id)
-            .where(chunks.c.id.in_(piece), scope(model, namespace))
+            .where(chunks.c.id.in_(piece), _owned(model, namespace))
         ).all()
         if unread := {row[1] for row in rows} - arrays.keys():
             statement = select(contexts.c.digest, contexts.c.tokens)

@@ -80,6 +80,18 @@ def read(connection: Connection, model: str, since: int, namespace: str | None =
     return Changes(last, [Change(*row) for row in connection.execute(news)])
 
 
+def namespaces(connection: Connection, model: str) -> list[str]:
+    """Those that have a chunk of a model; one step in an index for each, however many chunks."""
+    found: list[str] = []
+    after = chunks.c.model == model
+    while (
+        name := connection.scalar(select(func.min(chunks.c.namespace)).where(after))
+    ) is not None:
+        found.append(name)
+        after = (chunks.c.model == model) & (chunks.c.namespace > name)
+    return found
+
+
 def removed(connection: Connection, model: str, since: int) -> tuple[int, list[Change] | None]:
     """The number of the last change, and a model's chunks that went after `since`.
 

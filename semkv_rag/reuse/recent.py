@@ -1,0 +1,59 @@
+"""The tokens of chunks that were looked at lately, so that the store is not asked for them again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from weakref import WeakValueDictionary
+
+from semkv_rag.reuse.tokens import StoredTokens, TokenArray
+
+_MOST_TOKENS = 1 << 20
+"""Tokens that are kept, of chunks and contexts."""
+
+
+class RecentTokens:
+    """Chunks' tokens by number. Equal contexts are one array, so that they are judged once (`runs`).
+
+    Args:
+        tokens_of: see `ChunkIndex`.
+    """
+
+    def __init__(self, tokens_of: Callable[[Sequence[str]], Mapping[str, StoredTokens]]) -> None:
+        self._tokens_of = tokens_of
+        self._kept: OrderedDict[int, StoredTokens] = OrderedDict()
+        self._size = 0
+        self._contexts: WeakValueDictionary[bytes, TokenArray] = WeakValueDictionary()
+
+    def get(self, ids: Mapping[int, str]) -> dict[int, StoredTokens]:
+        """The tokens of chunks, without those the store no longer has.
+
+        Args:
+            ids: by number.
+        """
+        found: dict[int, StoredTokens] = {}
+        missing: dict[str, int] = {}
+        for number, id_ in ids.items():
+            if number in self._kept:
+                self._kept.move_to_end(number)
+                found[number] = self._kept[number]
+            else:
+                missing[id_] = number
+        if missing:
+            for id_, stored in self._tokens_of(list(missing)).items():
+                number = missing[id_]
+                found[number] = self._kept[number] = self._sharing_context(stored)
+                self._size += len(stored.tokens) + len(stored.context)
+            while self._size > _MOST_TOKENS:
+                self.forget(next(iter(self._kept)))
+        return found
+
+    def forget(self, number: int) -> None:
+        """Drop a chunk's tokens."""
+        if (stored := self._kept.pop(number, None)) is not None:
+            self._size -= len(stored.tokens) + len(stored.context)
+
+    def _sharing_context(self, stored: StoredTokens) -> StoredTokens:
+        context = self._contexts.setdefault(stored.context.tobytes(), stored.context)
+        return stored if context is stored.context else replace(stored, context=context)
