@@ -112,6 +112,11 @@ class PrecomputeRun:
         """What decides on a source's chunks beside its own text; part of its digest."""
         return self._model, self._prefix, tuple(_DIGESTED[mode] for mode in self._modes)
 
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """The names of the documents that are new or changed and not on their way yet."""
+        return tuple(document.name for document in self._pending)
+
     def read(self, sources: Sequence[tuple[str, Callable[[], Document]]]) -> None:
         """Read each source (its name, what reads it) and find those that are new or changed."""
         self.result.documents = len(sources)
