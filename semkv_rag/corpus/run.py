@@ -310,9 +310,12 @@ class PrecomputeRun:
             self._written.clear()
         while self._complete:
             work = self._complete.popleft()
-            name, digest = work.document.name, work.document.digest
-            if self._indexed(work.ids) == set(work.ids):
+            name, digest, whole = work.document.name, work.document.digest, set(work.ids)
+            if there := self._indexed(work.ids) == whole:
                 self._store.put_source(self._model, self._namespace, name, digest, work.ids)
+                # What is listed stays. Another process may have given a chunk up just before.
+                there = self._indexed(work.ids) == whole
+            if there:
                 self.result.changed += 1
             elif name not in self._retried:
                 # Another source gave up a chunk that was there when this one was looked at.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,9 +15,10 @@ from semkv_rag.corpus.progress import Failure, PrecomputeResult
 PARCEL = "parcel"
 OUTCOME = "outcome"
 
-PARCEL_TOKENS = 8192
-"""About as many tokens go to an engine at a time: enough to fill its batches, and little to do again."""
-CHARACTERS_OF_A_TOKEN = 4
+PARCEL_CHARACTERS = 32768
+"""So much text goes to an engine at a time: enough to fill its batches, and little to do again."""
+PARCELS_OF_AN_ENGINE = 4
+"""Each engine gets no fewer, of smaller corpora too: so that all end at about the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +91,10 @@ class Outcome:
         )
 
 
-def parcels(documents: Iterable[DocumentText]) -> Iterator[dict[str, str]]:
+def parcels(documents: Sequence[DocumentText], engines: int) -> Iterator[dict[str, str]]:
     """Documents as rows, several small ones in one; the largest first, so that the end is short."""
-    most = PARCEL_TOKENS * CHARACTERS_OF_A_TOKEN
+    total = sum(len(one.text) for one in documents)
+    most = min(PARCEL_CHARACTERS, total // (PARCELS_OF_AN_ENGINE * engines))
     parcel: list[DocumentText] = []
     size = 0
     for document in sorted(documents, key=lambda one: (-len(one.text), one.name)):

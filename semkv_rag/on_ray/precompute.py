@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 from semkv_rag.config import DEFAULT_NAMESPACE
 from semkv_rag.corpus import (
@@ -34,17 +35,14 @@ from semkv_rag.errors import EngineError
 from semkv_rag.known_fingerprints import KnownFingerprint
 from semkv_rag.model_name import check_model
 from semkv_rag.on_ray.cluster import (
-    EngineResources,
-    Share,
     check_installed,
     cluster,
-    engine_arguments,
     is_here,
-    share,
 )
 from semkv_rag.on_ray.count import RETRIES, Count
 from semkv_rag.on_ray.engine_actor import EngineActor, fingerprint_there
 from semkv_rag.on_ray.messages import Job, Outcome, parcels
+from semkv_rag.on_ray.resources import EngineResources, Share, engine_arguments, share
 from semkv_rag.store import KVStore
 from semkv_rag.store.identity import store_identity
 
@@ -162,21 +160,21 @@ def _outcomes(
     """
     from ray.data import ActorPoolStrategy, DataContext, from_items
 
-    rows = list(parcels(documents))
+    rows = list(parcels(documents, each.engines))
     engines = min(each.engines, len(rows))
     settings = DataContext.get_current().copy()
     settings.max_errored_blocks = -1  # a document that kills its engines ends no run
     settings.max_consecutive_actor_init_deaths = RETRIES
     settings.enable_rich_progress_bars, settings.use_ray_tqdm = True, False
-    with DataContext.current(settings):
+    with DataContext.current(settings), catch_warnings():
+        # Ray wants named arguments in place of `max_task_retries`, and has none for it yet.
+        simplefilter("ignore", DeprecationWarning)
         dataset = from_items(rows, override_num_blocks=len(rows)).map_batches(
             EngineActor,
             fn_constructor_args=(job,),
             batch_size=1,
             compute=ActorPoolStrategy(
-                min_size=1,
-                max_size=engines,
-                initial_size=engines,
+                size=engines,
                 max_concurrent_calls_per_actor=PARCELS_AT_ONCE,
                 max_tasks_in_flight_per_actor=PARCELS_AT_ONCE,
                 enable_true_multi_threading=True,
@@ -185,11 +183,11 @@ def _outcomes(
             num_gpus=each.gpus,
             max_task_retries=RETRIES,
         )
-        try:
-            for row in dataset.iter_rows():
-                yield Outcome.from_row(row)
-        except ray.exceptions.RayError as error:
-            raise EngineError(f"Ray stopped the run: {error}") from error
+    try:
+        for row in dataset.iter_rows():
+            yield Outcome.from_row(row)
+    except ray.exceptions.RayError as error:
+        raise EngineError(f"Ray stopped the run: {error}") from error
 
 
 def _fingerprint(
