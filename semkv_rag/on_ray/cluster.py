@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,10 @@ ADDRESS = "RAY_ADDRESS"
 def is_here(address: str | None) -> bool:
     """Whether a run will start Ray on this machine."""
     return address in (None, "local") and (address == "local" or not os.environ.get(ADDRESS))
+
+
+REACHED_S = 10.0
+"""A cluster that is there answers within it."""
 
 
 def check_installed() -> None:
@@ -55,6 +60,7 @@ def cluster(address: str | None) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
+    _reach(address or os.environ.get(ADDRESS) or "local")
     try:
         options = {"include_dashboard": False} if is_here(address) else {}
         ray.init(address, log_to_driver=False, logging_level=logging.WARNING, **options)
@@ -64,3 +70,18 @@ def cluster(address: str | None) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _reach(address: str) -> None:
+    """Make sure that somebody listens at an address; Ray tries for minutes, and ends the process.
+
+    Raises:
+        EngineError: nobody does.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal():
+        return  # `local`, `auto`, or what Ray says something about
+    try:
+        socket.create_connection((host, int(port)), REACHED_S).close()
+    except (OSError, OverflowError) as error:
+        raise EngineError(f"Ray is not there: {address}: {error}") from error

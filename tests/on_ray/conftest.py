@@ -1,4 +1,4 @@
-"""What precompute on Ray is tested on: a few documents of the reader's words, and a small local cluster."""
+"""What precompute on Ray is tested on: documents of the reader's words, and a small cluster."""
 
 from __future__ import annotations
 

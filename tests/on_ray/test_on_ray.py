@@ -75,10 +75,11 @@ def test_the_store_is_that_of_one_engine(
             (s.name, s.digest, s.chunk_ids) for s in engine.store.sources()
         ]
         for chunk in ours:
-            paths = [
-                kept.path(chunk.model, chunk.namespace, chunk.id) for kept in (store, engine.store)
-            ]
-            with ChunkFile(paths[0]) as mine, ChunkFile(paths[1]) as its:
+            mine, its = (
+                ChunkFile(kept.path(chunk.model, chunk.namespace, chunk.id), model=chunk.model)
+                for kept in (store, engine.store)
+            )
+            with mine, its:
                 assert mine.header.tokens.tolist() == its.header.tokens.tolist()
                 assert mine.header.context.tolist() == its.header.context.tolist()
                 for layer in range(mine.header.layers):

@@ -86,7 +86,6 @@ def kill_and_check(folder: Path, rng: random.Random) -> None:
     result = precompute_on_ray(str(READER), [docs], store=root, **HOW, **ENGINE_ARGS)
     killer.over.set()
     killer.join()
-    print(killer.killed, result)
     assert len(killer.killed) == KILLS, "the corpus was done before"
     assert (result.changed, result.failures) == (DOCUMENTS, [])
 
