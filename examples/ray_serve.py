@@ -3,9 +3,9 @@
     pip install 'semkv-rag[cpu]' 'ray[serve]'
     python examples/ray_serve.py --model examples/reader --store kv/ --replicas 2
 
-Each replica is a `semkv serve` of its own, on a port of its machine that only it uses, and passes requests
-on to it: all of its routes, options and streams are there. Ray Serve starts the replicas, watches them, and
-gives a request to any of them. What one stores, the others find: no request needs a certain replica.
+Each replica starts a `semkv serve` of its own and passes requests on to it: all of its routes, options
+and streams are there. Ray Serve starts the replicas, watches them, and gives a request to any of them.
+What one stores, the others find: no request needs a certain replica.
 
 What a replica takes is Ray's to give: `--cpus 1` here, `--gpus 1` on machines with GPUs. Options behind
 `--` are those of `semkv serve`.
@@ -29,6 +29,7 @@ from starlette.responses import StreamingResponse
 from semkv_rag.on_ray.cores import bind_engine
 
 START_S = 900
+ANSWER_S = 3600
 REPLICA = "x-semkv-replica"
 """The header of an answer that says which replica gave it."""
 _OF_ONE_CONNECTION = {"connection", "transfer-encoding", "keep-alive", "host", "content-length"}
@@ -64,7 +65,7 @@ class Replica:
                 raise RuntimeError("semkv serve did not start: its output is in the replica's log")
             time.sleep(0.2)
         self._name = serve.get_replica_context().replica_id.unique_id
-        self._client = httpx.AsyncClient(base_url=url, timeout=None)
+        self._client = httpx.AsyncClient(base_url=url, timeout=ANSWER_S)
 
     async def __call__(self, request: Request) -> StreamingResponse:
         headers = [(k, v) for k, v in request.headers.items() if k not in _OF_ONE_CONNECTION]

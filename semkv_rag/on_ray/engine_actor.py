@@ -16,6 +16,9 @@ from semkv_rag.on_ray.cores import bind_engine
 from semkv_rag.on_ray.messages import PARCEL, Job, Outcome, documents_of
 from semkv_rag.store.identity import store_identity
 
+STARTS = 3
+"""So often an engine is started that does not come up: something may have killed it."""
+
 
 class EngineActor:
     """A class for Ray Data's `map_batches`, of batches of one row; several threads may call it.
@@ -95,7 +98,16 @@ class EngineActor:
 
         job = self._job
         bind_engine(job.cpus)
-        self._engine = Engine(job.model, store=job.root, index_url=job.index_url, **job.engine_args)
+        for left in reversed(range(STARTS)):
+            try:
+                self._engine = Engine(
+                    job.model, store=job.root, index_url=job.index_url, **job.engine_args
+                )
+                break
+            except EngineError:
+                if not left:
+                    raise
+                traceback.print_exc()  # for whoever reads the actor's log
         if not self._engine.gate.servable:
             raise EngineError(f"this model cannot be served with reuse: {self._engine.gate.reason}")
         if self._engine.fingerprint != job.fingerprint:
