@@ -60,6 +60,9 @@ class EngineActor:
             os._exit(1)
         except SemKVError as error:
             return Outcome(names, error=_in_words(error))
+        except Exception as error:  # Ray would log it and leave the documents out
+            traceback.print_exc()
+            return Outcome(names, error=("EngineError", f"a fault of semkv-rag: {error!r}"))
 
     def _store(self, documents: list[DocumentText]) -> PrecomputeResult:
         job = self._job

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from semkv_rag.corpus import Failure, PrecomputeProgress, PrecomputeResult
 from semkv_rag.corpus.document_text import DocumentText
@@ -19,6 +21,8 @@ from semkv_rag.on_ray.cores import bind_engine, claim_cores
 from semkv_rag.on_ray.count import Count
 from semkv_rag.on_ray.messages import PARCEL, PARCEL_CHARACTERS, Outcome, documents_of, parcels
 from semkv_rag.on_ray.resources import Share, engine_arguments, share
+from workbench.cli_page import commands
+from workbench.settings import ROOT
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -206,3 +210,20 @@ def test_options_that_do_not_go_together_are_refused(
     )
     assert answer.exit_code == 2
     assert named in answer.output
+
+
+def test_the_job_for_kuberay_is_one_that_semkv_understands() -> None:
+    page = (ROOT / "docs" / "ray.md").read_text(encoding="utf-8")
+    job = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    cluster_spec = job["spec"]["rayClusterSpec"]
+    groups = [cluster_spec["headGroupSpec"], *cluster_spec["workerGroupSpecs"]]
+    for pod in (group["template"]["spec"] for group in groups):
+        mounted = {mount["name"] for one in pod["containers"] for mount in one["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in pod["volumes"]}
+        assert pod["containers"][0]["env"][0]["name"] == "SEMKV_INDEX_URL"
+    program, verb, *rest = shlex.split(job["spec"]["entrypoint"])
+    assert (program, verb) == ("semkv", "precompute")
+    rest[0] = str(ROOT)  # a path that exists
+    given = commands()[verb].make_context("semkv precompute", rest).params
+    assert (given["ray"], given["ray_engines"]) == (True, 8)
