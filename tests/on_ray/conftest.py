@@ -38,6 +38,8 @@ def ray_here() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as environment:
         # A process of pytest-xdist binds its engines to its own cores; Ray's are the cluster's.
         environment.setenv("VLLM_CPU_OMP_THREADS_BIND", "auto")
+        # Ray gives way to everything else on the machine unless told not to; tests wait for it.
+        environment.setenv("RAY_worker_niceness", "0")
         ray.init(
             num_cpus=2,
             include_dashboard=False,

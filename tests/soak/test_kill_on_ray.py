@@ -64,6 +64,7 @@ def test_nothing_is_lost_and_nothing_is_there_twice(
 ) -> None:
     ray = pytest.importorskip("ray")
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "auto")
+    monkeypatch.setenv("RAY_worker_niceness", "0")
     ray.init(
         num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=128 << 20
     )
