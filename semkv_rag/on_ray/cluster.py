@@ -16,7 +16,12 @@ ADDRESS = "RAY_ADDRESS"
 
 
 def is_here(address: str | None) -> bool:
-    """Whether a run will start Ray on this machine."""
+    """Whether engines will run on this machine, and nowhere else."""
+    import ray
+
+    if ray.is_initialized():
+        node = ray.get_runtime_context().get_node_id()
+        return all(one["NodeID"] == node for one in ray.nodes() if one["Alive"])
     return address in (None, "local") and (address == "local" or not os.environ.get(ADDRESS))
 
 
