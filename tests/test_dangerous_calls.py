@@ -88,6 +88,13 @@ ALLOWED: dict[str, dict[str, str]] = {
         ".read_text": "the user's own cache; JSON, of which only digests are taken",
         ".write_text": "the same",
     },
+    "semkv_rag/on_ray/cores.py": {
+        "os.open": "empty files that stand for cores, in a folder of the user's own; locked, never read",
+        "tempfile.gettempdir": "where that folder is",
+    },
+    "semkv_rag/on_ray/cluster.py": {
+        "socket.create_connection": "whether anybody listens at the user's --ray-address",
+    },
     "semkv_rag/quality/journal.py": {".open": "the user's --resume file; JSON lines, checked"},
     "semkv_rag/quality/questions.py": {".read_text": "the user's file of questions; JSON"},
     "semkv_rag/quality/plot.py": {

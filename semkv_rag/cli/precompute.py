@@ -36,6 +36,7 @@ from semkv_rag.corpus.context import context_modes
 from semkv_rag.errors import OptionError
 from semkv_rag.known_fingerprints import KnownFingerprint
 from semkv_rag.model_name import check_model
+from semkv_rag.on_ray import EngineResources, precompute_on_ray
 from semkv_rag.store import KVStore
 from semkv_rag.store.codecs import PLAIN, codec_named
 
@@ -99,6 +100,32 @@ def precompute_command(
             "--dry-run", help="Only say how many tokens would be computed, and their bytes."
         ),
     ] = False,
+    ray: Annotated[
+        bool,
+        typer.Option(
+            "--ray",
+            help="Spread the documents over engines on a Ray cluster, or on one started here.",
+        ),
+    ] = False,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            help="The cluster, with --ray; that of RAY_ADDRESS, or a new one here, unless given."
+        ),
+    ] = None,
+    ray_engines: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many engines, with --ray; as many as fit unless given."),
+    ] = None,
+    ray_cpus: Annotated[
+        float, typer.Option(min=0, help="The CPUs of each; may be a fraction.")
+    ] = 1.0,
+    ray_gpus: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="The GPUs of each; may be a fraction. One if there are any, unless given."
+        ),
+    ] = None,
     engine_arg: options.EngineArgs = None,
     as_json: options.Json = False,
 ) -> None:
@@ -112,6 +139,12 @@ def precompute_command(
     if system is not None and not chat:
         raise typer.BadParameter("use it with --chat", param_hint="--system")
     prompt_prefix = _text(prefix_file) if prefix_file else prefix
+    if ray and max_bytes is not None:
+        raise typer.BadParameter(
+            "use it without --ray: no engine sees what others store", param_hint="--max-bytes"
+        )
+    if not ray and (ray_address, ray_engines, ray_cpus, ray_gpus) != (None, None, 1.0, None):
+        raise typer.BadParameter("use --ray-… with --ray", param_hint="--ray")
     modes = context_modes(context or DEFAULT_CONTEXT)
     most = None if max_bytes is None else options.size_in_bytes(max_bytes)
     arguments = options.engine_args(engine_arg)
@@ -149,20 +182,36 @@ def precompute_command(
             known.remember(engine.fingerprint)
             return stack.enter_context(engine)
 
+        what: dict[str, Any] = {
+            "namespace": namespace,
+            "chunk_tokens": chunk_tokens,
+            "overlap": overlap,
+            "prefix": prompt_prefix,
+            "context": modes,
+            "sync": sync,
+        }
         try:
-            result = precompute(
-                LazyCapturer(kv_store, fingerprint=fingerprint, start=start),
-                paths,
-                namespace=namespace,
-                chunk_tokens=chunk_tokens,
-                overlap=overlap,
-                prefix=prompt_prefix,
-                context=modes,
-                sync=sync,
-                max_bytes=most,
-                dry_run=dry_run,
-                on_progress=bar.update,
-            )
+            if ray and not dry_run:
+                bar.stop()  # Ray shows one
+                result = precompute_on_ray(
+                    model,
+                    paths,
+                    store=store,
+                    index_url=index_url,
+                    address=ray_address,
+                    resources=EngineResources(ray_engines, ray_cpus, ray_gpus),
+                    **what,
+                    **arguments,
+                )
+            else:
+                result = precompute(
+                    LazyCapturer(kv_store, fingerprint=fingerprint, start=start),
+                    paths,
+                    max_bytes=most,
+                    dry_run=dry_run,
+                    on_progress=bar.update,
+                    **what,
+                )
         except KeyboardInterrupt:
             bar.stop()
             say("Stopped. What was computed is kept; the same command goes on from here.")

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from semkv_rag.config import DEFAULT_NAMESPACE
 from semkv_rag.corpus.capture import Capturer
@@ -19,13 +18,14 @@ from semkv_rag.corpus.context import (
     DEFAULT_CONTEXT,
     ContextMode,
 )
+from semkv_rag.corpus.document_text import read_text
 from semkv_rag.corpus.progress import (
     OnProgress,
     PrecomputeResult,
 )
-from semkv_rag.corpus.readers import DocumentFile, find_files, is_markdown, read_document
+from semkv_rag.corpus.readers import DocumentFile, find_files
 from semkv_rag.corpus.run import Document, PrecomputeRun, digest_of
-from semkv_rag.corpus.split import check_sizes, split_text
+from semkv_rag.corpus.split import check_sizes
 from semkv_rag.errors import CorpusError, OptionError
 from semkv_rag.unicode_text import is_unicode, not_unicode
 
@@ -82,14 +82,7 @@ def precompute(
     found = find_files(map(Path, paths))
 
     def read(file: DocumentFile) -> Document:
-        text, markdown = read_document(file.path, file.folder), is_markdown(file.path)
-
-        def split(tokenizer: Any) -> list[str]:
-            chunks = split_text(text, tokenizer, chunk_tokens, overlap, markdown)
-            return [chunk.text for chunk in chunks]
-
-        digest = digest_of(*run.settings, chunk_tokens, overlap, markdown, text)
-        return Document(file.name, digest, len(text), split, empty=not text.strip())
+        return read_text(file).document(run.settings, chunk_tokens, overlap)
 
     run.read([(file.name, partial(read, file)) for file in found.documents])
     if dry_run:

@@ -113,6 +113,11 @@ class PrecomputeRun:
         """What decides on a source's chunks beside its own text; part of its digest."""
         return self._model, self._prefix, tuple(_DIGESTED[mode] for mode in self._modes)
 
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """The names of the documents that are new or changed and not on their way yet."""
+        return tuple(document.name for document in self._pending)
+
     def read(self, sources: Sequence[tuple[str, Callable[[], Document]]]) -> None:
         """Read each source (its name, what reads it) and find those that are new or changed."""
         self.result.documents = len(sources)
@@ -311,9 +316,12 @@ class PrecomputeRun:
             self._written.clear()
         while self._complete:
             work = self._complete.popleft()
-            name, digest = work.document.name, work.document.digest
-            if self._indexed(work.ids) == set(work.ids):
+            name, digest, whole = work.document.name, work.document.digest, set(work.ids)
+            if there := self._indexed(work.ids) == whole:
                 self._store.put_source(self._model, self._namespace, name, digest, work.ids)
+                # What is listed stays. Another process may have given a chunk up just before.
+                there = self._indexed(work.ids) == whole
+            if there:
                 self.result.changed += 1
             elif refused is None and name not in self._retried:
                 # Another source gave up a chunk that was there when this one was looked at.

@@ -22,6 +22,7 @@ ROOMS = {
     "engine": "engine",
     "server": "server",
     "llm": "llm",
+    "on_ray": "ray",
     "prompt_cache": "prompt-cache",
 }
 """Of each room, the page `internals-….md`."""
