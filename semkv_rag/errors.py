@@ -5,6 +5,7 @@ SemKVError
 ├── StoreError           the store cannot do what was asked
 │   ├── ChunkFileError   a chunk file is missing, torn, altered or foreign
 │   ├── StateFileError   the same of an image's state file
+│   ├── ObjectStoreError   the object store does not answer, or fails
 │   └── StoreVersionError  the store was written by a newer version
 ├── CorpusError          a document cannot be read
 ├── EngineError          vLLM could not be started, or stopped
@@ -34,6 +35,10 @@ class ChunkFileError(StoreError):
 
 class StateFileError(StoreError):
     """A state file is missing, torn, altered, or belongs to another model."""
+
+
+class ObjectStoreError(StoreError):
+    """The object store that a store's files are in does not answer in time, or fails."""
 
 
 class StoreVersionError(StoreError):

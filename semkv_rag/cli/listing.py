@@ -83,11 +83,14 @@ def info_command(
         stats = kv_store.stats(namespace)
         models = {model.fingerprint: dict(model.description) for model in kv_store.models()}
         url = make_url(kv_store.index_url).render_as_string(hide_password=True)
-    free = shutil.disk_usage(store).free
+        place = kv_store.place
+    where = place if place.objects else store
+    folder = next(one for one in (place.root, *place.root.parents) if one.is_dir())
+    free = shutil.disk_usage(folder).free
     if as_json:
         print_json(
             {
-                "root": str(store),
+                "root": str(where),
                 "index_url": url,
                 "free_bytes": free,
                 "models": models,
@@ -95,7 +98,7 @@ def info_command(
             }
         )
         return
-    typer.echo(f"{store}, index {url}, {size_in_words(free)} free")
+    typer.echo(f"{where}, index {url}, {size_in_words(free)} free")
     for fingerprint, description in models.items():
         typer.echo(f"\nmodel {fingerprint[:16]}")
         for name, value in description.items():

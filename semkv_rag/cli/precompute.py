@@ -37,6 +37,7 @@ from semkv_rag.errors import OptionError
 from semkv_rag.known_fingerprints import KnownFingerprint
 from semkv_rag.model_name import check_model
 from semkv_rag.store import KVStore
+from semkv_rag.store.place import is_url
 
 if TYPE_CHECKING:
     from semkv_rag.corpus import CaptureItem, CaptureResult
@@ -51,6 +52,8 @@ def precompute_command(
     model: options.Model,
     store: options.Store,
     index_url: options.IndexUrl = None,
+    cache_dir: options.CacheDir = None,
+    cache_bytes: options.CacheBytes = None,
     namespace: options.Namespace = DEFAULT_NAMESPACE,
     chunk_tokens: Annotated[
         int, typer.Option(min=1, help="The most tokens of a chunk.")
@@ -117,9 +120,10 @@ def precompute_command(
     if chat:
         prompt_prefix = _chat_prefix(model, arguments, prompt_prefix, system)
     with data_only_stdout(), ExitStack() as stack:
-        if dry_run and not store.is_dir():  # it is not made for that
+        if dry_run and not (is_url(store) or store.is_dir()):  # it is not made for that
             store = Path(stack.enter_context(TemporaryDirectory()))
-        kv_store = stack.enter_context(KVStore(store, index_url=index_url))
+        place = options.place(store, cache_dir, cache_bytes)
+        kv_store = stack.enter_context(KVStore(place, index_url=index_url))
         bar = stack.enter_context(ProgressBar())
 
         known = KnownFingerprint(model, arguments)
@@ -141,7 +145,7 @@ def precompute_command(
             from semkv_rag.engine import Engine
 
             bar.starting(model)
-            engine = Engine(model, store=store, index_url=index_url, **arguments)
+            engine = Engine(model, store=place, index_url=index_url, **arguments)
             known.remember(engine.fingerprint)
             return stack.enter_context(engine)
 

@@ -51,6 +51,8 @@ def quality_command(
         ),
     ],
     index_url: options.IndexUrl = None,
+    cache_dir: options.CacheDir = None,
+    cache_bytes: options.CacheBytes = None,
     namespace: options.Namespace = DEFAULT_NAMESPACE,
     selector: Annotated[
         list[str] | None,
@@ -152,7 +154,8 @@ def quality_command(
 
         try:
             bar.starting(model)
-            started = Engine(model, store=store, index_url=index_url, **arguments)
+            place = options.place(store, cache_dir, cache_bytes)
+            started = Engine(model, store=place, index_url=index_url, **arguments)
             engine = stack.enter_context(started)
             if precompute:
                 _precompute(engine, asked, form, namespace, bar)

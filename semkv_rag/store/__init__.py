@@ -8,6 +8,7 @@ from semkv_rag.store.files.chunk_file import ChunkFile, write_chunk
 from semkv_rag.store.files.header import KINDS, ChunkHeader, chunk_id
 from semkv_rag.store.files.state_file import StateFile, state_id
 from semkv_rag.store.kv_store import KVStore
+from semkv_rag.store.place import ObjectPlace, StorePlace, place_of
 from semkv_rag.store.prompts import StoredPrompts
 from semkv_rag.store.records import (
     Change,
@@ -38,11 +39,13 @@ __all__ = [
     "KVStore",
     "ModelInfo",
     "NamespaceStats",
+    "ObjectPlace",
     "Problem",
     "PromptRecord",
     "SourceInfo",
     "StateFile",
     "StateRecord",
+    "StorePlace",
     "StoredOutcome",
     "StoredPrompts",
     "StoredStates",
@@ -50,6 +53,7 @@ __all__ = [
     "VectorKey",
     "VerifyReport",
     "chunk_id",
+    "place_of",
     "state_id",
     "write_chunk",
 ]

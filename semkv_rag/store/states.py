@@ -15,9 +15,9 @@ from sqlalchemy import Connection
 from torch import Tensor
 
 from semkv_rag.errors import StateFileError
-from semkv_rag.store.files.beneath import file_bytes, status
-from semkv_rag.store.files.paths import identity, state_path, state_paths
-from semkv_rag.store.files.state_file import StateFile, StateHeader, state_id, write_state
+from semkv_rag.store.files.paths import state_path, state_paths
+from semkv_rag.store.files.state_file import StateHeader, state_id, write_state
+from semkv_rag.store.files.store_files import LocalFiles
 from semkv_rag.store.gone import BATCH, GoneFile, unlink
 from semkv_rag.store.index import states
 from semkv_rag.store.index.chunks import pieces
@@ -28,8 +28,8 @@ from semkv_rag.store.records import StateRecord
 class StoredStates:
     """The states of one store; what asks the index raises StoreError as the store's own methods do."""
 
-    def __init__(self, root: Path, database: Database) -> None:
-        self.root = root
+    def __init__(self, files: LocalFiles, database: Database) -> None:
+        self.root, self._files = files.root, files
         self._database = database
 
     def path(self, model: str, namespace: str, key: str) -> Path:
@@ -49,7 +49,9 @@ class StoredStates:
         """
         self._database.require_writing()
         path = self.path(model, namespace, key)
-        size = write_state(path, model, namespace, key, state)
+        size = self._files.write(
+            path, lambda place: write_state(place, model, namespace, key, state)
+        )
         self.promise([path])
         return size
 
@@ -62,10 +64,16 @@ class StoredStates:
             StoreError: the file is torn, altered, or another model's or image's.
         """
         path = self.path(model, namespace, key)
-        if status(path) is None:
+        if not self._files.may_be(path):
             return None
-        with StateFile(path, model=model, state_id=state_id(model, namespace, key)) as file:
-            return file.state()
+        id_ = state_id(model, namespace, key)
+        try:
+            with self._files.state(path, model=model, state_id=id_) as file:
+                return file.state()
+        except StateFileError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
 
     def has(self, model: str, namespace: str, key: str) -> bool:
         """Whether an image's state is promised."""
@@ -112,31 +120,36 @@ class StoredStates:
             mending: their files were there before, so do it on a full disk, too.
         """
         for batch in pieces(paths, FREED if mending else BATCH):
-            found = [(path, record) for path in batch if (record := _record(path))]
+            found = [(path, record) for path in batch if (record := self._record(path))]
             if mending:
-                self._database.freeing(partial(_put, found))
+                self._database.freeing(partial(self._put, found))
             else:
                 with self._database.writing() as connection:
-                    _put(found, connection)
+                    self._put(found, connection)
 
     def drop(self, connection: Connection, records: Sequence[StateRecord]) -> list[GoneFile]:
         """Take back promises; the files that are to be unlinked after the commit."""
         states.drop(connection, [record.id for record in records])
         return [
-            GoneFile(record.id, path, seen)
+            GoneFile(record.id, path, seen, self._files)
             for record in records
             for path in state_paths(self.root, record)
-            if (seen := identity(path))
+            if (seen := self._files.seen(path))
         ]
 
+    def _record(self, path: Path) -> StateRecord | None:
+        """A state's row as its file says, or None when that is not sound."""
+        try:
+            with self._files.state(path, model=None) as file:
+                return record_of(file.header, file.size_bytes)
+        except StateFileError:
+            return None
 
-def _record(path: Path) -> StateRecord | None:
-    """A state's row as its file says, or None when that is not sound."""
-    try:
-        with StateFile(path, model=None) as file:
-            return record_of(file.header, file.size_bytes)
-    except StateFileError:
-        return None
+    def _put(self, found: Sequence[tuple[Path, StateRecord]], connection: Connection) -> None:
+        # Looked at again under the lock: an eviction may have been under way.
+        sizes = self._files.sizes([path for path, _ in found])
+        there = [record for (_, record), size in zip(found, sizes, strict=True) if size is not None]
+        states.put(connection, there)
 
 
 def record_of(header: StateHeader, size: int) -> StateRecord:
@@ -153,9 +166,3 @@ def record_of(header: StateHeader, size: int) -> StateRecord:
         created_at=header.created_at,
         used_at=header.created_at,
     )
-
-
-def _put(found: Sequence[tuple[Path, StateRecord]], connection: Connection) -> None:
-    # Looked at again under the lock: an eviction may have been under way.
-    there = [record for path, record in found if file_bytes(path) is not None]
-    states.put(connection, there)
