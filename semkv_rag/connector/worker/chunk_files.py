@@ -51,7 +51,7 @@ class ChunkFiles:
     def open_for(
         self, task: BlendTask, model: str
     ) -> contextlib.AbstractContextManager[Mapping[str, KVSource]]:
-        """A task's chunks by id, open inside the block. What is not on this machine is fetched from now on.
+        """A task's chunks by id, open inside the block. What is not on this machine is fetched now.
 
         Raises:
             LostKV: files are missing, torn, another model's or did not come in time; or were found so

@@ -1,8 +1,9 @@
 """The local folder in front of an object store: bounded, and shared by processes.
 
-Its files stand as those of a folder's store do, so the same code reads and checks them. What they take
-is kept in one small file, `cache.bytes`, which processes change under a lock; where it is off, because a
-process was killed, the next clearing puts it right. The file that was used longest ago goes first.
+Its files stand as those of a folder's store do, so the same code reads and checks them. What came and
+what went is kept in one small file, `cache.bytes`, which processes change under a lock. It may say that
+more is there than is, where several were at a file at once or one was killed, and never less; the next
+clearing puts it right. The file that was used longest ago goes first.
 
 Nobody who waits for KV waits for room: from 90 % on a thread clears down to 80 %, and what comes to a
 full cache in that moment is kept in memory until it was read.
@@ -24,7 +25,6 @@ from pathlib import Path
 from typing import Final
 
 from semkv_rag.store.files.beneath import (
-    file_bytes,
     folder_of,
     make_folder,
     open_file,
@@ -78,45 +78,46 @@ class LocalCache:
     def used_bytes(self) -> int:
         """What its files are counted to take."""
         with suppress(OSError), self._count() as file:
-            return _number(file)
+            return _used(file)
         return 0
 
     def new_file(self, path: Path, size: int) -> NewFile:
         """A file to be fetched; `keep` or `give_up` ends it."""
-        if self._take(size):
-            try:
-                return self._on_disk(path, size)
-            except OSError:
-                self.counted(-size)
-        return in_memory(size)
+        used, new = 0, None
+        with suppress(OSError), self._count() as file:
+            # Counted and made in one: whoever counts anew sees both or none.
+            used = _used(file) + size
+            if used <= self._max_bytes:
+                new = self._on_disk(path, size)
+                _add(file, size)
+        if used > self._max_bytes * HIGH:
+            self._clear_behind()
+        return new or in_memory(size)
 
     def keep(self, new: NewFile) -> None:
         """All of a file is there: others may find it from now on."""
-        if new.path is not None:
-            try:
-                with folder_of(new.path) as folder:
-                    was = file_bytes(new.path)
-                    os.replace(new.temporary, new.path.name, src_dir_fd=folder, dst_dir_fd=folder)
-            except OSError:
-                self.give_up(new)
-            else:
-                if was:
-                    self.counted(-was)
+        if new.path is None:
+            return
+        try:
+            with folder_of(new.path) as folder:
+                # Not renamed: where another process was first, its file stays.
+                os.link(new.temporary, new.path.name, src_dir_fd=folder, dst_dir_fd=folder)
+                os.unlink(new.temporary, dir_fd=folder)
+        except OSError:
+            self.give_up(new)
 
     def give_up(self, new: NewFile) -> None:
         """A file did not come."""
         if new.path is not None:
-            with suppress(OSError), folder_of(new.path) as folder:
-                os.unlink(new.temporary, dir_fd=folder)
-                self.counted(-os.fstat(new.descriptor).st_size)
+            self._remove(new.path.with_name(new.temporary))
 
-    def counted(self, size: int) -> None:
-        """So many bytes came to the folder or went by other ways; of too many some are removed."""
+    def came(self, size: int) -> None:
+        """So many bytes came to the folder by another way; of too many some are removed."""
         used = 0
         with suppress(OSError), self._count() as file:
-            used = max(0, _number(file) + size)
-            _put_number(file, used)
-        if size > 0 and used > self._max_bytes:
+            _add(file, size)
+            used = _used(file)
+        if used > self._max_bytes:
             self.clear()
 
     def used(self, descriptor: int) -> None:
@@ -128,20 +129,17 @@ class LocalCache:
 
     def drop(self, path: Path) -> None:
         """Remove a file, where it is."""
-        size = file_bytes(path)
-        if status(path) is not None:
-            remove_if_possible(path)
-            if size and status(path) is None:
-                self.counted(-size)
+        self._remove(path)
 
     def clear(self) -> None:
         """Remove files until less than 80 % is taken, where another process does not do so already."""
         with suppress(OSError), self._locked(_CLEARING, wait=False):
             with self._count() as file:
-                counted = _number(file)
+                before, _ = _numbers(file)
             self._remove_abandoned()
             found: list[tuple[float, int, Path]] = []
-            names = (chunk_files(self._root), state_files(self._root), temporary_files(self._root))
+            # A file that is renamed meanwhile is seen twice, rather than not at all.
+            names = (temporary_files(self._root), chunk_files(self._root), state_files(self._root))
             for path in chain(*names):
                 if (seen := status(path)) is not None:
                     found.append((max(seen.st_atime, seen.st_mtime), seen.st_size, path))
@@ -154,21 +152,18 @@ class LocalCache:
                     remove_if_possible(path)
                     left -= size
             with self._count() as file:
-                # What came meanwhile stays counted.
-                _put_number(file, max(0, left + _number(file) - counted))
+                # What came meanwhile stays counted; what went meanwhile may be, until the next time.
+                came, _ = _numbers(file)
+                _put_numbers(file, left + came - before, 0)
 
-    def _take(self, size: int) -> bool:
-        """Count a file in, where there is room for it."""
-        used = 0
-        with suppress(OSError):
+    def _remove(self, path: Path) -> None:
+        """Remove a file, and count what went: once, whoever else is at it."""
+        with suppress(OSError), folder_of(path) as folder:
+            size = os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_size
+            os.unlink(path.name, dir_fd=folder)
             with self._count() as file:
-                used = _number(file) + size
-                if fits := used <= self._max_bytes:
-                    _put_number(file, used)
-            if used > self._max_bytes * HIGH:
-                self._clear_behind()
-            return fits
-        return False
+                came, went = _numbers(file)
+                _put_numbers(file, came, went + size)
 
     def _clear_behind(self) -> None:
         if self._clearing is None or not self._clearing.is_alive():
@@ -240,11 +235,25 @@ def _allocate(descriptor: int, size: int) -> None:
         os.ftruncate(descriptor, size)
 
 
-def _number(file: int) -> int:
-    text = os.pread(file, 32, 0)
-    return int(text) if text.isdigit() else 0
+def _numbers(file: int) -> tuple[int, int]:
+    """What came and what went, in bytes."""
+    parts = os.pread(file, 64, 0).split()
+    if len(parts) != 2 or not all(part.isdigit() for part in parts):
+        return 0, 0
+    return int(parts[0]), int(parts[1])
 
 
-def _put_number(file: int, number: int) -> None:
-    os.pwrite(file, str(number).encode(), 0)
-    os.ftruncate(file, len(str(number)))
+def _put_numbers(file: int, came: int, went: int) -> None:
+    text = f"{came} {went}".encode()
+    os.pwrite(file, text, 0)
+    os.ftruncate(file, len(text))
+
+
+def _used(file: int) -> int:
+    came, went = _numbers(file)
+    return max(0, came - went)
+
+
+def _add(file: int, size: int) -> None:
+    came, went = _numbers(file)
+    _put_numbers(file, came + size, went)

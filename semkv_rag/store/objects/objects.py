@@ -6,6 +6,7 @@ was forked behind that is refused, where it would wait for ever.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -18,6 +19,8 @@ from functools import cached_property
 from typing import IO, Any, Final, NamedTuple, TypeVar
 
 from semkv_rag.errors import MissingExtraError, ObjectStoreError
+
+logger = logging.getLogger(__name__)
 
 READ_S: Final = 2.0
 """What one read of a few megabytes may take. Whoever waits for it may give up sooner."""
@@ -109,7 +112,7 @@ class Objects:
             try:
                 _obstore().put(self._client("_writing"), key, file, chunk_size=_PART_BYTES)
             except FileNotFoundError:
-                raise ObjectStoreError(f"there is no bucket {self.url}") from None
+                raise ObjectStoreError("its bucket is not there") from None
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects; those that are not there count as deleted."""
@@ -146,7 +149,7 @@ class Objects:
                 return call()
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error):
-                    raise ObjectStoreError(f"there is no bucket {self.url}") from None
+                    raise ObjectStoreError("its bucket is not there") from None
                 return None
 
 
@@ -208,10 +211,12 @@ def _in_words() -> Iterator[None]:
     except (FileNotFoundError, ObjectStoreError, MissingExtraError):
         raise
     except Exception as error:  # obstore has a dozen kinds, of which some are Python's own
-        raise ObjectStoreError(f"the object store failed: {_shortened(error)}") from None
+        logger.debug("semkv: the object store failed", exc_info=error)
+        raise ObjectStoreError(f"the object store failed: {_reason(error)}") from None
 
 
-def _shortened(error: Exception) -> str:
-    """An error's first line. What stands behind it may name what is nobody's business, as do queries."""
+def _reason(error: Exception) -> str:
+    """What an error's first line says, without addresses and objects' names: clients read it."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return re.sub(r"\?\S*", "", lines[0])[:_LONGEST_TEXT]
+    said = lines[0].rpartition(" - ")[2]
+    return re.sub(r"\S*/\S*", "…", said)[:_LONGEST_TEXT]

@@ -111,7 +111,7 @@ class SharedFiles(LocalFiles):
     def write(self, path: Path, make: Callable[[Path], int]) -> int:
         try:
             size = make(path)
-            self.cache.counted(size)
+            self.cache.came(size)
             with os.fdopen(open_file(path), "rb") as file:
                 self._put(path, file)
             return size
