@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from semkv_rag.errors import ChunkFileError, ObjectStoreError, OptionError
+from semkv_rag.errors import ChunkFileError, MissingExtraError, ObjectStoreError, OptionError
 from semkv_rag.store import ChunkHeader, ChunkKey, KVStore, place_of
 from semkv_rag.store.objects.shared_files import SharedFiles
 from tests.store import made
@@ -315,3 +316,37 @@ def test_a_folder_named_by_a_file_url_is_an_object_store(tmp_path: Path) -> None
     other = place_of(f"file://{tmp_path}/objects", cache_dir=tmp_path / "other")
     with KVStore(other, index_url=index) as store:
         assert_same(store, header, 1)
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(MissingExtraError, match=r"semkv-rag\[object-storage\]"):
+        KVStore("s3://bucket/prefix", index_url="sqlite://")
+
+
+FORKED = """
+import os, sys
+from semkv_rag.errors import ObjectStoreError
+from semkv_rag.store.objects.objects import Objects, used_in_this_process
+objects = Objects(sys.argv[1])
+objects.require()
+if os.fork() == 0:  # nothing was asked yet: the child may
+    ok = objects.size("nothing") is None
+    os._exit(0 if ok else 1)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+assert not used_in_this_process()
+assert objects.size("nothing") is None
+assert used_in_this_process()
+if os.fork() == 0:  # its threads are not here: to ask would be to wait for ever
+    try:
+        objects.size("nothing")
+    except ObjectStoreError as error:
+        os._exit(0 if "forked" in str(error) else 2)
+    os._exit(3)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+"""
+
+
+def test_a_fork_of_a_process_that_used_it_is_refused(shared: Shared) -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED, shared.url], timeout=120)
+    assert done.returncode == 0

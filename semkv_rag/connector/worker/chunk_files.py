@@ -15,8 +15,8 @@ from semkv_rag.errors import ChunkFileError, ObjectStoreError
 from semkv_rag.store import ChunkFile
 from semkv_rag.store.files.paths import chunk_path
 from semkv_rag.store.files.store_files import LocalFiles
+from semkv_rag.store.objects.landing import FileWait
 from semkv_rag.store.objects.shared_files import SharedFiles
-from semkv_rag.store.objects.waiting import Wait
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class ChunkFiles:
 
     @contextlib.contextmanager
     def _opened(
-        self, task: BlendTask, model: str, wait: Wait | None
+        self, task: BlendTask, model: str, wait: FileWait | None
     ) -> Iterator[Mapping[str, KVSource]]:
         sources: dict[str, ChunkFile | HeldChunk] = {}
         bad: list[str] = []
@@ -119,7 +119,7 @@ class ChunkFiles:
             self._origins.pop(request_id, None)
 
     def _source(
-        self, key: ChunkKey, files: contextlib.ExitStack, wait: Wait | None
+        self, key: ChunkKey, files: contextlib.ExitStack, wait: FileWait | None
     ) -> ChunkFile | HeldChunk:
         if self.memory is not None:
             held = files.enter_context(self.memory.holding(key, partial(self._file, key, wait)))
@@ -127,7 +127,7 @@ class ChunkFiles:
                 return held
         return files.enter_context(self._file(key, wait))
 
-    def _expected(self, keys: Sequence[ChunkKey]) -> Wait | None:
+    def _expected(self, keys: Sequence[ChunkKey]) -> FileWait | None:
         """The wait for files that are in an object store, which are fetched from now on."""
         if not isinstance(self.files, SharedFiles):
             return None
@@ -141,7 +141,7 @@ class ChunkFiles:
     def _path(self, key: ChunkKey) -> Path:
         return chunk_path(self.files.root, *key, self.rank)
 
-    def _file(self, key: ChunkKey, wait: Wait | None) -> ChunkFile:
+    def _file(self, key: ChunkKey, wait: FileWait | None) -> ChunkFile:
         path = self._path(key)
         if isinstance(self.files, SharedFiles):
             file = self.files.chunk(path, model=key.model, chunk_id=key.chunk_id, wait=wait)

@@ -13,9 +13,9 @@ from typing import Final
 
 from semkv_rag.errors import ObjectStoreError, SemKVError
 from semkv_rag.store.objects.cache import LocalCache, in_memory
-from semkv_rag.store.objects.landing import FIRST_BYTES, Landing
+from semkv_rag.store.objects.landing import FIRST_BYTES, FileWait, Landing
 from semkv_rag.store.objects.objects import Objects
-from semkv_rag.store.objects.waiting import Answers, Wait
+from semkv_rag.store.objects.waiting import Answers
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +44,11 @@ class Fetching:
         self._threads: list[threading.Thread] = []
         self.answers = Answers()
 
-    def wait(self, timeout_s: float) -> Wait:
+    def wait(self, timeout_s: float) -> FileWait:
         """For a request's files, which are fetched behind those of earlier ones."""
-        return Wait(self.answers, timeout_s, next(self._orders))
+        return FileWait(self.answers, timeout_s, next(self._orders))
 
-    def soon(self, work: Callable[[], None], wait: Wait) -> None:
+    def soon(self, work: Callable[[], None], wait: FileWait) -> None:
         """Have one of the threads do something."""
         with self._lock:
             while len(self._threads) < THREADS:
@@ -58,7 +58,7 @@ class Fetching:
                 self._threads.append(thread)
         self._todo.put((wait.order, -1.0, next(self._counter), work))
 
-    def fetch(self, path: Path, wait: Wait) -> Landing:
+    def fetch(self, path: Path, wait: FileWait) -> Landing:
         """A file on its way; one that is on its way already is not fetched twice.
 
         Raises:
@@ -77,7 +77,7 @@ class Fetching:
             self.soon(partial(self._begin, path, landing, wait), wait)
         return landing
 
-    def fetch_apart(self, path: Path, wait: Wait) -> Landing:
+    def fetch_apart(self, path: Path, wait: FileWait) -> Landing:
         """As `fetch`, into memory, whatever is in the cache; for checking."""
         wait.begin()
         landing = Landing(in_memory, self._cache)
@@ -92,7 +92,7 @@ class Fetching:
                 self._todo.put((-1, -1.0, next(self._counter), _end))
             self._threads.clear()
 
-    def _begin(self, path: Path, landing: Landing, wait: Wait) -> None:
+    def _begin(self, path: Path, landing: Landing, wait: FileWait) -> None:
         key = str(path.relative_to(self._root))
 
         def fetch_first() -> None:

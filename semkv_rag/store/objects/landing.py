@@ -7,12 +7,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 from semkv_rag.errors import ObjectStoreError
 from semkv_rag.store.objects.cache import LocalCache, NewFile
 from semkv_rag.store.objects.objects import Part
-from semkv_rag.store.objects.waiting import Wait
+from semkv_rag.store.objects.waiting import Answers, Wait
 
 FIRST_BYTES: Final = 1 << 20
 """Of the first piece: a file's header, and its first layers."""
@@ -125,3 +126,15 @@ class Landing:
             self._changed.notify_all()
         if first and self._new is not None:
             self._cache.give_up(self._new)
+
+
+class FileWait(Wait):
+    """A wait for files.
+
+    Attributes:
+        landings: those that are fetched for it, by path: as long as it is held, so are they.
+    """
+
+    def __init__(self, answers: Answers, timeout_s: float, order: int) -> None:
+        super().__init__(answers, timeout_s, order)
+        self.landings: dict[Path, Landing] = {}

@@ -17,8 +17,7 @@ from semkv_rag.errors import ChunkFileError, StateFileError
 from semkv_rag.store.files.chunk_file import ChunkFile
 from semkv_rag.store.files.state_file import StateFile
 from semkv_rag.store.files.tensor_file import TensorFile
-from semkv_rag.store.objects.landing import Landing
-from semkv_rag.store.objects.waiting import Wait
+from semkv_rag.store.objects.landing import FileWait, Landing
 
 _DAMAGED = (ChunkFileError, StateFileError)
 
@@ -28,7 +27,7 @@ Result = TypeVar("Result")
 class Origin(Protocol):
     """Where files come from, as `SharedFiles` has it."""
 
-    def fetch(self, path: Path, wait: Wait) -> Landing:
+    def fetch(self, path: Path, wait: FileWait) -> Landing:
         """A file on its way."""
 
     def drop(self, path: Path) -> None:
@@ -47,7 +46,7 @@ class _SharedFile(TensorFile):
         named: the arguments of the class that checks the file.
     """
 
-    def __init__(self, path: Path, *, origin: Origin, wait: Wait, **named: Any) -> None:
+    def __init__(self, path: Path, *, origin: Origin, wait: FileWait, **named: Any) -> None:
         self._origin, self._wait, self._named = origin, wait, named
         self._mending = threading.Lock()
         self._landing = wait.landings.get(path)

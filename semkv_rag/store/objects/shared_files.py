@@ -24,10 +24,9 @@ from semkv_rag.store.files.state_file import StateFile
 from semkv_rag.store.files.store_files import LocalFiles
 from semkv_rag.store.objects.cache import LocalCache
 from semkv_rag.store.objects.fetching import Fetching
-from semkv_rag.store.objects.landing import Landing
+from semkv_rag.store.objects.landing import FileWait, Landing
 from semkv_rag.store.objects.objects import Objects
 from semkv_rag.store.objects.shared_file import SharedChunkFile, SharedStateFile
-from semkv_rag.store.objects.waiting import Wait
 from semkv_rag.store.place import ObjectPlace, StorePlace
 
 logger = logging.getLogger(__name__)
@@ -65,11 +64,11 @@ class SharedFiles(LocalFiles):
         """The name of a file's object."""
         return str(path.relative_to(self.root))
 
-    def wait(self, timeout_s: float | None = None) -> Wait:
+    def wait(self, timeout_s: float | None = None) -> FileWait:
         """A request's wait for its files, bounded as the place says, or otherwise."""
         return self._fetching.wait(self._timeout_s if timeout_s is None else timeout_s)
 
-    def expect(self, paths: Sequence[Path], wait: Wait) -> None:
+    def expect(self, paths: Sequence[Path], wait: FileWait) -> None:
         """Have those files fetched that are not in the folder; returns at once."""
         self._fetching.soon(partial(self._fetch_missing, paths, wait), wait)
 
@@ -79,7 +78,7 @@ class SharedFiles(LocalFiles):
         *,
         model: str | None,
         chunk_id: str | None = None,
-        wait: Wait | None = None,
+        wait: FileWait | None = None,
     ) -> ChunkFile:
         """A chunk's file, from the folder or the object store.
 
@@ -144,7 +143,7 @@ class SharedFiles(LocalFiles):
 
     # ---- what a file asks its origin -------------------------------------------------------
 
-    def fetch(self, path: Path, wait: Wait) -> Landing:
+    def fetch(self, path: Path, wait: FileWait) -> Landing:
         return self._fetching.fetch(path, wait)
 
     def drop(self, path: Path) -> None:
@@ -153,7 +152,7 @@ class SharedFiles(LocalFiles):
     def used(self, descriptor: int) -> None:
         self.cache.used(descriptor)
 
-    def _fetch_missing(self, paths: Sequence[Path], wait: Wait) -> None:
+    def _fetch_missing(self, paths: Sequence[Path], wait: FileWait) -> None:
         # While the object store is left alone, whoever opens the file says so.
         with suppress(ObjectStoreError):
             for path in paths:

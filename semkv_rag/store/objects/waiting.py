@@ -9,15 +9,10 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from semkv_rag.errors import ObjectStoreError
 from semkv_rag.store.index.rest import REST_S
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from semkv_rag.store.objects.landing import Landing
 
 LEAST_BYTES_PER_S: Final = 50_000_000
 
@@ -64,7 +59,6 @@ class Wait:
         timeout_s: how late it may be.
 
     Attributes:
-        landings: the files that are fetched for it, by path.
         order: smaller ones are served first.
         waited_s: how long its threads stood still for files.
     """
@@ -75,7 +69,6 @@ class Wait:
         self._began: float | None = None
         self._before = 0
         self.order = order
-        self.landings: dict[Path, Landing] = {}
         self.waited_s = 0.0
 
     def begin(self) -> None:
