@@ -12,11 +12,12 @@ from typing import Any, Final, get_args
 
 import pytest
 
+from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Engine
 from semkv_rag.store.index.rest import REST_S
 from tests.store.shared import Shared, environment, shared_store
 from workbench import s3
-from workbench.answers import assert_same, blended, plain
+from workbench.answers import SAMPLING, assert_same, blended, plain
 from workbench.chunks import Stored, Tokens, random_tokens, store_chunks
 from workbench.engines import Engines
 from workbench.inside import inside
@@ -186,6 +187,29 @@ def test_a_fault_delays_no_request_beyond_the_bound(
         time.sleep(1)
     assert answer.report.kv_cache == "hit", answer.report
     assert answer.report.reused_tokens == 270
+
+
+@pytest.mark.slow
+def test_requests_side_by_side_wait_no_longer(
+    writer: Engine, hurried: Engine, proxy: FaultProxy, namespace: str
+) -> None:
+    """They do not wait one behind the other."""
+    chunks = store_chunks(
+        writer, [random_tokens(seed, 90) for seed in range(750, 774)], namespace=namespace
+    )
+    time.sleep(REST_S)
+    loads_ms(hurried)
+    prompts = [chunk_prompt([chunk]) for chunk in chunks]
+    reuse = ReuseOptions(namespace=namespace)
+    proxy.fault = "slow"
+    try:
+        answers = hurried.generate_many(prompts, sampling=SAMPLING, reuse=reuse)
+    finally:
+        proxy.fault = "none"
+    waited = loads_ms(hurried)
+    logger.info("side by side: longest %.1f ms of %d", max(waited), len(waited))
+    assert len(answers) == len(waited) == len(chunks)
+    assert max(waited) <= BOUND_MS + NOISE_MS
 
 
 def test_what_is_cached_is_reused_while_the_object_store_is_away(

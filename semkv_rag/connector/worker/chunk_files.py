@@ -132,11 +132,9 @@ class ChunkFiles:
         if not isinstance(self.files, SharedFiles):
             return None
         wait = self.files.wait()
-        self.files.expect([self._path(key) for key in keys if not self._in_memory(key)], wait)
+        there = set() if self.memory is None else set(self.memory.chunks)
+        self.files.expect([self._path(key) for key in keys if key not in there], wait)
         return wait
-
-    def _in_memory(self, key: ChunkKey) -> bool:
-        return self.memory is not None and key in self.memory.chunks
 
     def _path(self, key: ChunkKey) -> Path:
         return chunk_path(self.files.root, *key, self.rank)

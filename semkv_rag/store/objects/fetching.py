@@ -48,8 +48,8 @@ class Fetching:
         """For a request's files, which are fetched behind those of earlier ones."""
         return FileWait(self.answers, timeout_s, next(self._orders))
 
-    def soon(self, work: Callable[[], None], wait: FileWait) -> None:
-        """Have one of the threads do something."""
+    def _soon(self, work: Callable[[], None], wait: FileWait) -> None:
+        """Have one of the threads do something, before any later pieces."""
         with self._lock:
             while len(self._threads) < THREADS:
                 name = f"semkv-fetch-{len(self._threads)}"
@@ -74,7 +74,7 @@ class Fetching:
                 new = True
         wait.landings[path] = landing
         if new:
-            self.soon(partial(self._begin, path, landing, wait), wait)
+            self._soon(partial(self._begin, path, landing, wait), wait)
         return landing
 
     def fetch_apart(self, path: Path, wait: FileWait) -> Landing:
@@ -82,7 +82,7 @@ class Fetching:
         wait.begin()
         landing = Landing(in_memory, self._cache)
         wait.landings[path] = landing
-        self.soon(partial(self._begin, path, landing, wait), wait)
+        self._soon(partial(self._begin, path, landing, wait), wait)
         return landing
 
     def close(self) -> None:

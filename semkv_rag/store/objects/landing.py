@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -70,7 +69,6 @@ class Landing:
         self._wait(lambda: self._missing.isdisjoint(wanted), wait)
 
     def _wait(self, ready: Callable[[], bool], wait: Wait) -> None:
-        began = time.monotonic()
         with self._changed:
             while not ready():
                 if self._fault is not None:
@@ -79,7 +77,6 @@ class Landing:
                 if left <= 0:
                     raise wait.in_vain()
                 self._changed.wait(left)
-        wait.waited_s += time.monotonic() - began
 
     # ---- whoever fetches it ----------------------------------------------------------------
 

@@ -12,7 +12,6 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import IO, Final
 
@@ -69,8 +68,14 @@ class SharedFiles(LocalFiles):
         return self._fetching.wait(self._timeout_s if timeout_s is None else timeout_s)
 
     def expect(self, paths: Sequence[Path], wait: FileWait) -> None:
-        """Have those files fetched that are not in the folder; returns at once."""
-        self._fetching.soon(partial(self._fetch_missing, paths, wait), wait)
+        """Have those files fetched that are not in the folder; returns at once.
+
+        The wait begins then. While the object store is left alone, whoever opens a file is told.
+        """
+        with suppress(ObjectStoreError):
+            for path in paths:
+                if file_bytes(path) is None:
+                    self.fetch(path, wait)
 
     def chunk(
         self,
@@ -151,13 +156,6 @@ class SharedFiles(LocalFiles):
 
     def used(self, descriptor: int) -> None:
         self.cache.used(descriptor)
-
-    def _fetch_missing(self, paths: Sequence[Path], wait: FileWait) -> None:
-        # While the object store is left alone, whoever opens the file says so.
-        with suppress(ObjectStoreError):
-            for path in paths:
-                if file_bytes(path) is None:
-                    self.fetch(path, wait)
 
     def _put(self, path: Path, file: IO[bytes]) -> None:
         self.objects.put(self.key(path), file)

@@ -60,7 +60,6 @@ class Wait:
 
     Attributes:
         order: smaller ones are served first.
-        waited_s: how long its threads stood still for files.
     """
 
     def __init__(self, answers: Answers, timeout_s: float, order: int) -> None:
@@ -69,7 +68,6 @@ class Wait:
         self._began: float | None = None
         self._before = 0
         self.order = order
-        self.waited_s = 0.0
 
     def begin(self) -> None:
         """The object store is asked now, or was before: from the first time on the time counts.
