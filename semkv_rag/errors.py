@@ -6,6 +6,7 @@ SemKVError
 │   ├── ChunkFileError   a chunk file is missing, torn, altered or foreign
 │   ├── StateFileError   the same of an image's state file
 │   ├── StoreLimitError  a limit of the store leaves no room for what is to be added
+│   ├── ObjectStoreError   the object store does not answer, or fails
 │   └── StoreVersionError  the store was written by a newer version
 ├── CorpusError          a document cannot be read
 ├── EngineError          vLLM could not be started, or stopped
@@ -39,6 +40,10 @@ class StateFileError(StoreError):
 
 class StoreLimitError(StoreError):
     """A limit of the store leaves no room for what is to be added; the message names the ways out."""
+
+
+class ObjectStoreError(StoreError):
+    """The object store that a store's files are in does not answer in time, or fails."""
 
 
 class StoreVersionError(StoreError):

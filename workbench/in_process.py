@@ -16,6 +16,7 @@ from vllm.config import KVTransferConfig
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine.launch import WORKER, transfer_config
+from semkv_rag.store import place_of
 
 
 class Clock:
@@ -60,7 +61,9 @@ def to_first_token(llm: LLM, prompt: list[int], name: str) -> float:
 
 def connected(model: Path, store: Path, **engine_args: Any) -> LLM:
     """An engine with our connector over a store."""
-    reuse = transfer_config(store, index_url=None, reuse=ReuseOptions(), request_namespace=False)
+    reuse = transfer_config(
+        place_of(store), index_url=None, reuse=ReuseOptions(), request_namespace=False
+    )
     return LLM(
         str(model),
         kv_transfer_config=KVTransferConfig(**reuse),

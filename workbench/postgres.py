@@ -105,7 +105,7 @@ class PostgresServer:
                 stderr=output,
                 start_new_session=True,  # Ctrl-C is for the tests
                 cwd=self._folder,
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
                 **self._as_user,
             )
         until = time.monotonic() + STARTING_S
@@ -172,7 +172,7 @@ def shared() -> PostgresServer:
     return server
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Called in the child: it gets SIGQUIT when the tests' process is killed."""
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGQUIT)

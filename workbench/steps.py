@@ -22,6 +22,7 @@ from vllm.config import KVTransferConfig
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine.launch import WORKER, transfer_config
+from semkv_rag.store import place_of
 from workbench.chunks import random_tokens
 from workbench.settings import ENGINE_ARGS, READER
 
@@ -70,7 +71,7 @@ class Stepped:
 
 def main(folder: Path) -> dict[str, Any]:
     transfer = transfer_config(
-        folder, index_url=None, reuse=ReuseOptions(), request_namespace=False
+        place_of(folder), index_url=None, reuse=ReuseOptions(), request_namespace=False
     )
     llm = LLM(
         str(READER),

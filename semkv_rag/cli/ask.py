@@ -19,6 +19,8 @@ def ask_command(
     model: options.Model,
     store: options.Store,
     index_url: options.IndexUrl = None,
+    cache_dir: options.CacheDir = None,
+    cache_bytes: options.CacheBytes = None,
     context: Annotated[
         list[Path] | None,
         typer.Option(
@@ -53,7 +55,8 @@ def ask_command(
     with data_only_stdout():
         from semkv_rag.engine import Engine
 
-        with Engine(model, store=store, index_url=index_url, reuse=reuse, **arguments) as engine:
+        place = options.place(store, cache_dir, cache_bytes)
+        with Engine(model, store=place, index_url=index_url, reuse=reuse, **arguments) as engine:
             completion = engine.generate(
                 prompt, sampling={"temperature": 0.0, "max_tokens": max_tokens}
             )

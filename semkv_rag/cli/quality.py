@@ -54,6 +54,8 @@ def quality_command(
         ),
     ],
     index_url: options.IndexUrl = None,
+    cache_dir: options.CacheDir = None,
+    cache_bytes: options.CacheBytes = None,
     namespace: options.Namespace = DEFAULT_NAMESPACE,
     selector: Annotated[
         list[str] | None,
@@ -167,11 +169,14 @@ def quality_command(
 
         try:
             bar.starting(model)
-            place: dict[str, Any] = {"store": store, "index_url": index_url}
+            where: dict[str, Any] = {
+                "store": options.place(store, cache_dir, cache_bytes),
+                "index_url": index_url,
+            }
             if codec:
                 folder = stack.enter_context(TemporaryDirectory(prefix="semkv-quality-"))
-                place = {"store": folder}
-            engine = stack.enter_context(Engine(model, **place, **arguments))
+                where = {"store": folder}
+            engine = stack.enter_context(Engine(model, **where, **arguments))
             sizes = {}
             if codec:
                 with options.open_store(store, index_url, read_only=True) as kv_store:

@@ -23,6 +23,15 @@ def serve_command(
     ],
     store: options.Store,
     index_url: options.IndexUrl = None,
+    cache_dir: options.CacheDir = None,
+    cache_bytes: options.CacheBytes = None,
+    fetch_timeout_ms: Annotated[
+        float | None,
+        typer.Option(
+            help="With a store in an object store: how long a request waits for files that do not come;"
+            " 200 unless given. Then it is computed.",
+        ),
+    ] = None,
     namespace: Annotated[
         str, typer.Option(help="The namespace of requests whose API key has none of its own.")
     ] = DEFAULT_NAMESPACE,
@@ -80,7 +89,7 @@ def serve_command(
 
     code = serve(
         model,
-        store=store,
+        store=options.place(store, cache_dir, cache_bytes, fetch_timeout_ms),
         index_url=index_url,
         reuse=options.reuse_options(preset, ratio, selector, question_tokens, namespace=namespace),
         namespace=namespace,

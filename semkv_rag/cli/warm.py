@@ -42,6 +42,8 @@ def warm_command(
     model: options.Model,
     store: options.Store,
     index_url: options.IndexUrl = None,
+    cache_dir: options.CacheDir = None,
+    cache_bytes: options.CacheBytes = None,
     namespace: Annotated[
         str, typer.Option(help="The tenant of prompts that name none.")
     ] = DEFAULT_NAMESPACE,
@@ -65,7 +67,8 @@ def warm_command(
 
         with OfflineModel(model, **arguments) as offline:
             prompts = [_rendered(offline, line) for line in lines]
-        kv_store = stack.enter_context(KVStore(store, index_url=index_url))
+        place = options.place(store, cache_dir, cache_bytes)
+        kv_store = stack.enter_context(KVStore(place, index_url=index_url))
         cascade = stack.enter_context(
             Cascade(kv_store, offline.fingerprint, cache_options, encoders)
         )
@@ -76,7 +79,7 @@ def warm_command(
             from semkv_rag.engine import Engine
 
             bar.starting(model)
-            return stack.enter_context(Engine(model, store=store, index_url=index_url, **arguments))
+            return stack.enter_context(Engine(model, store=place, index_url=index_url, **arguments))
 
         capturer = LazyCapturer(kv_store, fingerprint=lambda: offline.fingerprint, start=start)
         try:

@@ -18,7 +18,7 @@ A blend is an asynchronous load to vLLM: its request has its blocks, and no plac
 
 Configured by `KVTransferConfig.kv_connector_extra_config`; `engine.launch` writes it:
 
-* `root`: the store's folder, `index_url`: its index;
+* `place`: where the store is, as `StorePlace.to_mapping` gives it, `index_url`: its index;
 * `reuse`: the default options of requests, as `ReuseOptions.to_mapping` gives them;
 * `request_namespace`: whether a request may name its own namespace (default: it may not);
 * `ram_bytes`: what chunks may take in the workers' memory, of all ranks together (default: 0, none);
@@ -29,7 +29,6 @@ Configured by `KVTransferConfig.kv_connector_extra_config`; `engine.launch` writ
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.config import VllmConfig
@@ -52,7 +51,7 @@ from semkv_rag.connector.scheduler.step_work import scheduled_ranges
 from semkv_rag.connector.worker.executor import BlendExecutor
 from semkv_rag.errors import SemKVError
 from semkv_rag.selectors import load_selectors
-from semkv_rag.store import KVStore
+from semkv_rag.store import KVStore, StorePlace
 from semkv_rag.store.codecs import PLAIN
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ class SemKVConnector(KVConnectorBase_V1):
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
-        root = Path(extra["root"])
+        place = StorePlace.from_mapping(extra["place"])
         load_selectors(extra.get("selectors", {}))
         self._planner: RequestPlanner | None = None
         self._precedence = Precedence()
@@ -86,23 +85,23 @@ class SemKVConnector(KVConnectorBase_V1):
         if role is KVConnectorRole.WORKER:
             end_with_parent(WRITING_S)
             ram_bytes, codec = int(extra.get("ram_bytes", 0)), extra.get("codec", PLAIN)
-            self.executor = BlendExecutor(vllm_config, root, ram_bytes, codec)
+            self.executor = BlendExecutor(vllm_config, place, ram_bytes, codec)
         else:
             end_with_parent()
-            self._planner = self._make_planner(vllm_config, root, extra)
+            self._planner = self._make_planner(vllm_config, place, extra)
 
     def _make_planner(
-        self, config: VllmConfig, root: Path, extra: dict[str, Any]
+        self, config: VllmConfig, place: StorePlace, extra: dict[str, Any]
     ) -> RequestPlanner:
         model = config_fingerprint(config)
         catalogue, fault = None, None
         try:
-            self._store = KVStore(root, index_url=extra.get("index_url"))
+            self._store = KVStore(place, index_url=extra.get("index_url"))
             catalogue = Catalogue(self._store, model)
             catalogue.load()
         except SemKVError as error:
             fault = str(error)
-            logger.warning("semkv: the store %s cannot be used: %s", root, error)
+            logger.warning("semkv: the store %s cannot be used: %s", place, error)
         return RequestPlanner(
             catalogue,
             model=model,

@@ -19,7 +19,7 @@ def pool_beside_model(threads: int, name: str) -> ThreadPoolExecutor:
     such as reading and writing files; a thread that the worker starts would inherit the binding and
     share the core of the model's main thread.
     """
-    return ThreadPoolExecutor(threads, thread_name_prefix=name, initializer=_unbind)
+    return ThreadPoolExecutor(threads, thread_name_prefix=name, initializer=beside_model)
 
 
 def pool_behind_model(threads: int, name: str) -> ThreadPoolExecutor:
@@ -31,7 +31,8 @@ def pool_behind_model(threads: int, name: str) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix=name, initializer=_keep_off)
 
 
-def _unbind() -> None:
+def beside_model() -> None:
+    """The same for a thread that calls it."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, _all_cores())
 

@@ -25,6 +25,6 @@ def forget_sources(store: KVStore, model: str, namespace: str, names: Iterable[s
     if wrong := [name for name in asked if not isinstance(name, str) or not is_unicode(name)]:
         raise OptionError(f"a source is called {wrong[0]!a}: use a text")
     return sum(
-        store.remove_sources(model, namespace, asked[first : first + AT_ONCE])[0]
+        store.lifecycle.remove(model, namespace, asked[first : first + AT_ONCE]).sources
         for first in range(0, len(asked), AT_ONCE)
     )

@@ -29,12 +29,7 @@ from semkv_rag.engine.bridge import Stream, stream_async
 from semkv_rag.engine.chat import ChatService, ChatSettings
 from semkv_rag.engine.client import ReportingLLM
 from semkv_rag.engine.completion import Completion, join
-from semkv_rag.engine.launch import (
-    engine_arguments,
-    kv_bytes_per_token,
-    resolve,
-    transfer_config,
-)
+from semkv_rag.engine.launch import engine_arguments, kv_bytes_per_token, resolve, transfer_config
 from semkv_rag.engine.loop import EngineLoop
 from semkv_rag.engine.openai_answers import OpenAIAnswers
 from semkv_rag.engine.scoring import Scored, score
@@ -44,7 +39,7 @@ from semkv_rag.errors import EngineError, OptionError, SemKVError
 from semkv_rag.model_name import check_model
 from semkv_rag.prompt_cache import Encoder, PromptCacheOptions
 from semkv_rag.report import ReuseReport
-from semkv_rag.store import KVStore
+from semkv_rag.store import KVStore, StorePlace, place_of
 from semkv_rag.store.codecs import PLAIN, codec_named
 from semkv_rag.wire import PARAMS_KEY
 
@@ -56,8 +51,10 @@ class Engine(OpenAIAnswers, Storing, Closing):
 
     Args:
         model: a folder or a hub name, as for vLLM.
-        store: the store's folder, made when missing; None for plain vLLM.
+        store: the store's folder, made when missing, or the URL of an object store, such as
+            `s3://bucket/prefix`; None for plain vLLM.
         index_url: the SQL index, when it is not SQLite in the store's folder.
+        cache_dir, cache_bytes, fetch_timeout_ms: with a URL, as `semkv_rag.store.place_of` takes them.
         reuse: the options of requests that bring none.
         chat_args: options of vLLM's chat, named as on its command line with `_` for `-`, such as
             `{"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}`.
@@ -91,8 +88,11 @@ class Engine(OpenAIAnswers, Storing, Closing):
         self,
         model: str,
         *,
-        store: str | Path | None = None,
+        store: str | Path | StorePlace | None = None,
         index_url: str | None = None,
+        cache_dir: str | Path | None = None,
+        cache_bytes: int | None = None,
+        fetch_timeout_ms: float | None = None,
         reuse: ReuseOptions | None = None,
         chat_args: Mapping[str, Any] | None = None,
         prompt_cache: PromptCacheOptions | None = None,
@@ -112,13 +112,21 @@ class Engine(OpenAIAnswers, Storing, Closing):
         self.reuse = reuse or ReuseOptions()
         self._llm: ReportingLLM | None = None
         self._ids = itertools.count()
-        self.store = None if store is None else KVStore(Path(store), index_url=index_url)
+        self.store: KVStore | None = None
+        if store is not None:
+            place = place_of(
+                store,
+                cache_dir=cache_dir,
+                cache_bytes=cache_bytes,
+                fetch_timeout_ms=fetch_timeout_ms,
+            )
+            self.store = KVStore(place, index_url=index_url)
         self._loop = EngineLoop()
         try:
             transfer = None
             if self.store is not None:
                 transfer = transfer_config(
-                    self.store.root,
+                    self.store.place,
                     index_url=index_url,
                     reuse=self.reuse,
                     request_namespace=True,

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Collection, Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from vllm import AsyncEngineArgs
@@ -22,6 +22,7 @@ from semkv_rag.connector.fingerprint import config_fingerprint
 from semkv_rag.connector.obstacle import config_obstacle
 from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.selectors import registered_selectors
+from semkv_rag.store import StorePlace
 from semkv_rag.store.codecs import PLAIN, codec_named
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ WORKER = "semkv_rag.connector.worker_class.SemKVWorker"
 
 
 def transfer_config(
-    root: Path,
+    place: StorePlace,
     *,
     index_url: str | None,
     reuse: ReuseOptions,
@@ -45,7 +46,7 @@ def transfer_config(
     """The fields of vLLM's `KVTransferConfig` that load our connector.
 
     Args:
-        root: the store's folder.
+        place: where the store is.
         request_namespace: whether requests may name their namespace; see `connector`.
         ram_bytes: what chunks may take in memory; 0 for none.
         codec: by which captured chunks are stored.
@@ -61,7 +62,7 @@ def transfer_config(
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {
-            "root": str(root.resolve()),
+            "place": replace(place, root=place.root.resolve()).to_mapping(),
             "index_url": index_url,
             "reuse": reuse.to_mapping(),
             "request_namespace": request_namespace,
@@ -108,7 +109,7 @@ def connect_images(config: VllmConfig, *, enable_mm_embeds: bool) -> None:
         ec_connector_module_path="semkv_rag.connector.images.connector",
         ec_role="ec_both",
         ec_connector_extra_config={
-            "root": store["root"],
+            "place": store["place"],
             "index_url": store["index_url"],
             "max_bytes": STATE_BYTES,
         },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from semkv_rag.engine.llm_capturer import LLMCapturer
 from semkv_rag.engine.prompt_lookup import PromptLookup
 from semkv_rag.prompt_cache import Cascade, Encoder, PromptCacheOptions
 from semkv_rag.store import KVStore
+from semkv_rag.store.objects.objects import used_in_this_process
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ async def start(
         StoreError: what the prompt cache has stored cannot be read.
     """
     fingerprint = config_fingerprint(config)
+    if used_in_this_process():  # its threads are not in a fork
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     with _script_left_alone(), cores_of_its_own(config.parallel_config.world_size):
         llm: ReportingLLM = ReportingLLM.from_vllm_config(config, **client)
     try:

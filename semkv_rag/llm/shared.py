@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semkv_rag.prompt_cache.named import prompt_cache_of
+from semkv_rag.store.place import is_url
 
 if TYPE_CHECKING:
     from semkv_rag.engine import Engine
@@ -35,7 +36,9 @@ def shared_engine(
     """The process's engine for these arguments; the first call starts it, which takes a while.
 
     Args:
-        engine_args: further arguments of `Engine`: its own options, or fields of `AsyncEngineArgs`.
+        store: a folder, or an object store's URL.
+        engine_args: further arguments of `Engine`: its own options, such as `cache_dir`, or fields of
+            `AsyncEngineArgs`.
         chat_args: options of vLLM's chat, as `Engine` takes them.
         prompt_cache: as `Engine` takes them, or a mapping of their fields.
         encoders: of the tiers, by layer; some by name, see `semkv_rag.prompt_cache.named`.
@@ -47,7 +50,9 @@ def shared_engine(
         StoreError: the store cannot be opened.
         EngineError: vLLM does not start.
     """
-    folder = None if store is None else str(Path(store).resolve())
+    folder = None
+    if store is not None:
+        folder = str(store if is_url(store) else Path(store).resolve())
     options, made = prompt_cache_of(prompt_cache, encoders)
     given = [None if options is None else options.to_mapping(), dict(encoders or {})]
     named = [model, folder, index_url, dict(engine_args), dict(chat_args or {}), *given, ram_bytes]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import traceback
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from semkv_rag.corpus.document_text import DocumentText
@@ -14,6 +13,7 @@ from semkv_rag.corpus.run import PrecomputeRun
 from semkv_rag.errors import EngineError, OptionError, SemKVError, StoreError
 from semkv_rag.on_ray.cores import bind_engine
 from semkv_rag.on_ray.messages import PARCEL, Job, Outcome, documents_of
+from semkv_rag.store import StorePlace
 from semkv_rag.store.identity import store_identity
 
 STARTS = 3
@@ -33,6 +33,7 @@ class EngineActor:
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        self._place = StorePlace.from_mapping(job.place)
         self._engine: Any = None
         self._error: tuple[str, str] | None = None
         try:
@@ -85,10 +86,13 @@ class EngineActor:
         import ray
 
         job, node = self._job, ray.get_runtime_context().get_node_id()
-        if not Path(job.root).is_dir() or store_identity(Path(job.root)) != job.store_id:
+        root = self._place.root
+        if job.store_id is not None and not (
+            root.is_dir() and store_identity(root) == job.store_id
+        ):
             raise StoreError(
-                f"{job.root} on Ray's node {node} is not the store that stands there where precompute"
-                " was started: mount the same folder"
+                f"{root} on Ray's node {node} is not the store that stands there where precompute was"
+                " started: mount the same folder"
             )
         if node != job.driver_node and (job.index_url or "sqlite").startswith("sqlite"):
             raise StoreError(
@@ -104,7 +108,11 @@ class EngineActor:
         for left in reversed(range(STARTS)):
             try:
                 self._engine = Engine(
-                    job.model, store=job.root, index_url=job.index_url, **job.engine_args
+                    job.model,
+                    store=self._place,
+                    index_url=job.index_url,
+                    codec=job.codec,
+                    **job.engine_args,
                 )
                 break
             except EngineError:

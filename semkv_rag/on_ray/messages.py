@@ -26,9 +26,10 @@ class Job:
     """What all engines of a run are told.
 
     Attributes:
-        root: the store's folder; `store_id` is its own name, so that an engine which sees another folder
-            in its place finds out.
+        place: where the store is, as `StorePlace.to_mapping` gives it; `store_id` is a folder's own name,
+            so that an engine which sees another folder in its place finds out; None of an object store.
         index_url: the store's index; None for SQLite in the folder.
+        codec: by which chunks are stored.
         fingerprint: of the model, as the driver took it when it compared documents with the store.
         driver_node: Ray's id of the machine that the driver is on.
         cpus: of an engine, as Ray counts them.
@@ -36,9 +37,10 @@ class Job:
     """
 
     model: str
-    root: str
-    store_id: str
+    place: dict[str, Any]
+    store_id: str | None
     index_url: str | None
+    codec: str
     fingerprint: str
     namespace: str
     prefix: str

@@ -43,7 +43,8 @@ from semkv_rag.on_ray.count import RETRIES, Count
 from semkv_rag.on_ray.engine_actor import EngineActor, fingerprint_there
 from semkv_rag.on_ray.messages import Job, Outcome, parcels
 from semkv_rag.on_ray.resources import EngineResources, Share, engine_arguments, share
-from semkv_rag.store import KVStore
+from semkv_rag.store import KVStore, StorePlace
+from semkv_rag.store.codecs import PLAIN, codec_named
 from semkv_rag.store.identity import store_identity
 
 PARCELS_AT_ONCE = 2
@@ -54,8 +55,9 @@ def precompute_on_ray(
     model: str,
     paths: Iterable[str | Path],
     *,
-    store: str | Path,
+    store: str | Path | StorePlace,
     index_url: str | None = None,
+    codec: str = PLAIN,
     address: str | None = None,
     resources: EngineResources | None = None,
     namespace: str = DEFAULT_NAMESPACE,
@@ -70,12 +72,13 @@ def precompute_on_ray(
     """Store the KV of the documents under `paths` with several engines on a Ray cluster.
 
     What is stored is what `precompute` stores with one engine, and both go on where the other was
-    stopped. The store's folder must be the same on all machines, and its index in PostgreSQL where
-    there are several.
+    stopped. The store's folder must be the same on all machines, or the store be in an object store;
+    and its index in PostgreSQL where there are several.
 
     Args:
         model: a folder or a hub name, which the engines find on their machines.
-        store: the store's folder; `index_url` its index, when that is elsewhere.
+        store: the store's folder or URL; `index_url` its index, when that is elsewhere.
+        codec: by which chunks are stored.
         address: of the cluster, or `auto` or `local`. None: `RAY_ADDRESS`, else a cluster that is started
             on this machine and ends with the run. Where Ray is connected already, that is used.
         resources: how many engines there are, and what each takes.
@@ -95,6 +98,7 @@ def precompute_on_ray(
     started = time.monotonic()
     check_sizes(chunk_tokens, overlap)
     check_installed()
+    codec_named(codec)
     check_model(model, engine_args.get("download_dir"))
     wanted = resources or EngineResources()
     found = find_files(map(Path, paths))
@@ -126,9 +130,10 @@ def precompute_on_ray(
             each = share(wanted, ray().cluster_resources(), _ranks(engine_args))
             job = Job(
                 model=model,
-                root=str(kv_store.root),
-                store_id=store_identity(kv_store.root),
+                place=kv_store.place.to_mapping(),
+                store_id=None if kv_store.place.objects else store_identity(kv_store.root),
                 index_url=index_url,
+                codec=codec,
                 fingerprint=capturer.fingerprint,
                 namespace=namespace,
                 prefix=prefix,

@@ -9,7 +9,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 import vllm.envs
 from vllm import AsyncEngineArgs
@@ -36,7 +35,7 @@ from semkv_rag.server.front import Front
 from semkv_rag.server.limits import Limits
 from semkv_rag.server.routes import Routes
 from semkv_rag.server.tenants import Tenancy
-from semkv_rag.store import KVStore
+from semkv_rag.store import KVStore, StorePlace
 from semkv_rag.store.codecs import PLAIN
 
 logger = logging.getLogger(__name__)
@@ -58,7 +57,7 @@ KEPT_TOGETHER = "VLLM_ENABLE_RESPONSES_API_STORE"
 def serve(
     model: str,
     *,
-    store: Path,
+    store: StorePlace,
     index_url: str | None,
     reuse: ReuseOptions,
     namespace: str,
@@ -76,7 +75,7 @@ def serve(
 
     Args:
         model: a folder or a hub name.
-        store: the store's folder; `index_url` its index, when that is elsewhere.
+        store: where the store is; `index_url` its index, when that is elsewhere.
         reuse: the options of requests that bring none.
         namespace: of the operator's requests, and of all where no key has one of its own.
         api_key_namespaces: tenants' API keys and the namespace of each.

@@ -9,6 +9,7 @@ from semkv_rag.store.files.header import KINDS, ChunkHeader, chunk_id
 from semkv_rag.store.files.state_file import StateFile, state_id
 from semkv_rag.store.kv_store import KVStore
 from semkv_rag.store.lifecycle import Lifecycle
+from semkv_rag.store.place import ObjectPlace, StorePlace, place_of
 from semkv_rag.store.prompts import StoredPrompts
 from semkv_rag.store.records import (
     Change,
@@ -47,6 +48,7 @@ __all__ = [
     "Limit",
     "ModelInfo",
     "NamespaceStats",
+    "ObjectPlace",
     "Pin",
     "Problem",
     "PromptRecord",
@@ -54,6 +56,7 @@ __all__ = [
     "SourceInfo",
     "StateFile",
     "StateRecord",
+    "StorePlace",
     "StoredOutcome",
     "StoredPrompts",
     "StoredStates",
@@ -62,6 +65,7 @@ __all__ = [
     "VectorKey",
     "VerifyReport",
     "chunk_id",
+    "place_of",
     "state_id",
     "write_chunk",
 ]

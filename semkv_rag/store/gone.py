@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from sqlalchemy import Connection
 
-from semkv_rag.store.files.beneath import remove_if_possible
-from semkv_rag.store.files.paths import Identity, chunk_paths, identity, state_paths
+from semkv_rag.store.files.paths import Identity, chunk_paths, state_paths
+from semkv_rag.store.files.store_files import LocalFiles
 from semkv_rag.store.index import chunks, states
 from semkv_rag.store.index.database import Database
 
@@ -19,11 +20,16 @@ BATCH = 256
 
 @dataclass(frozen=True, slots=True)
 class GoneFile:
-    """A file whose chunk or state was dropped, as it was then."""
+    """A file whose chunk or state was dropped, as it was then.
+
+    Attributes:
+        files: those that it is one of.
+    """
 
     id: str
     path: Path
     identity: Identity
+    files: LocalFiles
 
 
 def unlink(database: Database, root: Path, gone: Sequence[GoneFile]) -> None:
@@ -31,9 +37,8 @@ def unlink(database: Database, root: Path, gone: Sequence[GoneFile]) -> None:
     for batch in chunks.pieces(gone, BATCH):
         with database.writing() as connection:
             kept = promised(connection, root, {file.id for file in batch})
-            for file in batch:
-                if file.path not in kept and identity(file.path) == file.identity:
-                    remove_if_possible(file.path)
+            for files, own in groupby(batch, key=lambda file: file.files):
+                files.remove([(one.path, one.identity) for one in own if one.path not in kept])
     database.keep_reserve()
 
 

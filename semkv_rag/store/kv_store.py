@@ -13,18 +13,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import URL, Connection
+from torch import Tensor
 
 from semkv_rag.closing import Closing
-from semkv_rag.errors import StoreError
+from semkv_rag.errors import OptionError, StoreError
 from semkv_rag.reuse.tokens import StoredTokens
 from semkv_rag.store.files import paths
 from semkv_rag.store.files.beneath import make_folder
+from semkv_rag.store.files.chunk_file import ChunkFile, write_chunk
+from semkv_rag.store.files.header import ChunkHeader
 from semkv_rag.store.gone import GoneFile, unlink
 from semkv_rag.store.index import chunks, feed, sources, states
 from semkv_rag.store.index.database import FREED, Database
 from semkv_rag.store.lifecycle import Lifecycle
+from semkv_rag.store.objects.shared_files import files_of
+from semkv_rag.store.place import StorePlace, place_of
 from semkv_rag.store.prompts import StoredPrompts
 from semkv_rag.store.records import (
     Changes,
@@ -41,21 +47,25 @@ from semkv_rag.store.upkeep.contents import Contents
 from semkv_rag.store.upkeep.eviction import Eviction
 from semkv_rag.store.upkeep.recode import recode
 from semkv_rag.store.upkeep.verify import verify
+from semkv_rag.store.upkeep.verify_objects import verify_objects
 
 
 class KVStore(Closing):
-    """Stored chunks under `root`; safe for several threads and processes that read and write at once.
+    """Stored chunks; safe for several threads and processes that read and write at once.
 
     Every method that asks the index raises StoreError when it cannot be read or written, and then
     works again once it can. Reading is all that a store does whose folder cannot be written.
 
     Args:
-        root: the folder; made when it is not there.
-        index_url: SQLAlchemy URL of the index. By default SQLite, `index.sqlite` under the root.
+        store: the folder, made when it is not there; or where the files are in an object store, its
+            URL, or what `place_of` makes of it.
+        index_url: SQLAlchemy URL of the index. By default SQLite, `index.sqlite` under the folder; a
+            store in an object store needs one.
         read_only: write nothing, and raise StoreError when asked to.
 
     Attributes:
-        root: the folder, as an absolute path.
+        place: where the store is.
+        root: the folder, as an absolute path; of a store in an object store, the cache in front of it.
         index_url: where the index is. May hold a password.
         read_only: whether it only reads: as asked, or because the folder cannot be written.
         prompts: what is known of the chunks that are whole prompts.
@@ -63,42 +73,82 @@ class KVStore(Closing):
         lifecycle: how long what is stored stays: limits, pins, collecting and removing.
 
     Raises:
+        OptionError: the URL cannot be used, or has no index.
+        MissingExtraError: the package for object stores is not installed.
         StoreError: the store cannot be opened.
         StoreVersionError: a newer version wrote it.
     """
 
     def __init__(
         self,
-        root: str | os.PathLike[str],
+        store: str | os.PathLike[str] | StorePlace,
         *,
         index_url: str | None = None,
         read_only: bool = False,
     ) -> None:
-        self.root = Path(root).absolute()
+        self.place = place_of(store)
+        self.root = self.place.root
+        if self.place.objects is not None and index_url is None:
+            raise OptionError(
+                f"a store at {self.place} needs index_url: the index of all that use it, such as"
+                " postgresql://user@host/semkv"
+            )
+        files = files_of(self.place)
         own_index = URL.create("sqlite", database=str(self.root / "index.sqlite"))
         self.index_url = index_url or str(own_index)
         try:
-            if not read_only:
+            if not read_only and self.place.objects is None:
                 # What is stored is all tenants' prompts: not for other users of the machine to read.
                 make_folder(self.root, mode=0o700)
         except OSError as error:
             raise StoreError(
                 f"the store cannot be made at {self.root}: {error.strerror}"
             ) from error
-        self.read_only = read_only or not os.access(self.root, os.W_OK)
+        fixed = self.place.objects is None and not os.access(self.root, os.W_OK)
+        self.read_only = read_only or fixed
         self._database = Database(index_url or own_index, read_only=self.read_only)
-        self._contents = Contents(self.root, self._database)
+        self._contents = Contents(files, self._database)
         self.prompts = StoredPrompts(self._database)
-        self.states = StoredStates(self.root, self._database)
+        self.states = StoredStates(files, self._database)
         self._eviction = Eviction(self._database, self._contents, self.states)
         self.lifecycle = Lifecycle(self._database, self._contents, self.states, self._eviction)
 
     def __repr__(self) -> str:
-        return f"KVStore({str(self.root)!r})"
+        return f"KVStore({str(self.place)!r})"
 
     def path(self, model: str, namespace: str, chunk_id: str, rank: int = 0) -> Path:
         """Where a chunk's file is or goes. Asks no one."""
         return paths.chunk_path(self.root, model, namespace, chunk_id, rank)
+
+    def write_chunk(
+        self,
+        header: ChunkHeader,
+        layers: Sequence[tuple[Tensor, Tensor]],
+        sensitivity: Tensor | None = None,
+    ) -> int:
+        """Write a chunk's file, of one rank, where it belongs; its bytes. `add` promises it then.
+
+        Args:
+            header, layers, sensitivity: as the function `write_chunk` takes them.
+
+        Raises:
+            StoreError: they do not fit each other, or the object store fails.
+            OSError: the file could not be written.
+        """
+        path = self.path(header.model, header.namespace, header.id, header.rank)
+        return self._contents.files.write(
+            path, lambda place: write_chunk(place, header, layers, sensitivity)
+        )
+
+    def open_chunk(self, model: str, namespace: str, chunk_id: str, rank: int = 0) -> ChunkFile:
+        """A chunk's file, wherever it is.
+
+        Raises:
+            ChunkFileError: it is missing, torn, altered, or another model's or chunk's.
+            ObjectStoreError: the object store that it is in does not answer.
+        """
+        path = self.path(model, namespace, chunk_id, rank)
+        return self._contents.files.chunk(path, model=model, chunk_id=chunk_id)
 
     def add_model(self, fingerprint: str, description: Mapping[str, str]) -> None:
         """Say what a fingerprint stands for; for people to read."""
@@ -216,15 +266,7 @@ class KVStore(Closing):
             OptionError: there is no such codec.
             StoreError: chunks are stored by another lossy codec: what it left out is not there.
         """
-        return recode(
-            self._database,
-            self._contents,
-            codec,
-            model,
-            namespace,
-            dry_run=dry_run,
-            progress=progress,
-        )
+        return recode(self._database, self._contents, codec, model, namespace, dry_run, progress)
 
     def source(self, model: str, namespace: str, name: str) -> SourceInfo | None:
         """A document's digest and chunks, or None when it was never put."""
@@ -252,18 +294,7 @@ class KVStore(Closing):
 
     def remove_source(self, model: str, namespace: str, name: str) -> int:
         """Remove a document and the chunks that no other source lists; how many that were."""
-        return self.remove_sources(model, namespace, [name])[1]
-
-    def remove_sources(self, model: str, namespace: str, names: Sequence[str]) -> tuple[int, int]:
-        """Remove documents and the chunks that no other source lists.
-
-        The chunks go first: one that is killed leaves the documents listed, with chunks missing.
-
-        Returns:
-            How many documents there were, and how many chunks went.
-        """
-        taken = self.lifecycle.remove(model, namespace, names)
-        return taken.sources, taken.chunks
+        return self.lifecycle.remove(model, namespace, [name]).chunks
 
     def stats(self, namespace: str | None = None) -> list[NamespaceStats]:
         """Counts and bytes of each model and namespace that has something stored."""
@@ -283,14 +314,7 @@ class KVStore(Closing):
                 index says, promise the sound files that it does not know, and remove what is of no use.
             progress: called with the chunks done and all of them.
         """
-        return verify(
-            self._database,
-            self._contents,
-            self.states,
-            repair=repair,
-            tensors=True,
-            progress=progress,
-        )
+        return self._verify(repair=repair, tensors=True, progress=progress)
 
     def rebuild_index(self, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
         """Make the index agree with the headers of the files; make it when it is gone.
@@ -299,14 +323,7 @@ class KVStore(Closing):
         with the next precompute, which finds the chunks and computes nothing.
         """
         self._database.create()
-        return verify(
-            self._database,
-            self._contents,
-            self.states,
-            repair=True,
-            tensors=False,
-            progress=progress,
-        )
+        return self._verify(repair=True, tensors=False, progress=progress)
 
     def _drop(
         self, model: str, namespace: str, ids: Iterable[str], connection: Connection
@@ -315,6 +332,11 @@ class KVStore(Closing):
         found = chunks.records(connection, ids, model, namespace)
         return len(found), self._contents.drop(connection, found)
 
+    def _verify(self, **how: Any) -> VerifyReport:
+        check = verify if self.place.objects is None else verify_objects
+        return check(self._database, self._contents, self.states, **how)
+
     def close(self) -> None:
         """Close the index; may be called again. The store then raises StoreError."""
+        self._contents.files.close()
         self._database.close()

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from semkv_rag.errors import StateFileError, StoreLimitError
 from semkv_rag.store.admission import Admission, Newcomer
-from semkv_rag.store.files.beneath import file_bytes, status
-from semkv_rag.store.files.paths import identity, state_path, state_paths
-from semkv_rag.store.files.state_file import StateFile, StateHeader, state_id, write_state
+from semkv_rag.store.files.paths import state_path, state_paths
+from semkv_rag.store.files.state_file import StateHeader, state_id, write_state
+from semkv_rag.store.files.store_files import LocalFiles
 from semkv_rag.store.gone import BATCH, GoneFile, unlink
 from semkv_rag.store.index import states
 from semkv_rag.store.index.chunks import pieces
@@ -33,8 +33,8 @@ class StoredStates:
         admission: what keeps them within the store's limits; set by the store.
     """
 
-    def __init__(self, root: Path, database: Database) -> None:
-        self.root = root
+    def __init__(self, files: LocalFiles, database: Database) -> None:
+        self.root, self._files = files.root, files
         self._database = database
         self.admission: Admission | None = None
 
@@ -56,7 +56,9 @@ class StoredStates:
         """
         self._database.require_writing()
         path = self.path(model, namespace, key)
-        size = write_state(path, model, namespace, key, state)
+        size = self._files.write(
+            path, lambda place: write_state(place, model, namespace, key, state)
+        )
         self.promise([path])
         return size
 
@@ -69,10 +71,16 @@ class StoredStates:
             StoreError: the file is torn, altered, or another model's or image's.
         """
         path = self.path(model, namespace, key)
-        if status(path) is None:
+        if not self._files.may_be(path):
             return None
-        with StateFile(path, model=model, state_id=state_id(model, namespace, key)) as file:
-            return file.state()
+        id_ = state_id(model, namespace, key)
+        try:
+            with self._files.state(path, model=model, state_id=id_) as file:
+                return file.state()
+        except StateFileError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
 
     def has(self, model: str, namespace: str, key: str) -> bool:
         """Whether an image's state is promised."""
@@ -122,14 +130,14 @@ class StoredStates:
             StoreLimitError: there is no room for them, and their files are gone.
         """
         for batch in pieces(paths, FREED if mending else BATCH):
-            found = [(path, record) for path in batch if (record := _record(path))]
+            found = [(path, record) for path in batch if (record := self._record(path))]
             if mending:
-                self._database.freeing(partial(_put, found))
+                self._database.freeing(partial(self._put, found))
             else:
                 self._admit(found)
 
     def _admit(self, found: Sequence[tuple[Path, StateRecord]]) -> None:
-        put = partial(_put, found)
+        put = partial(self._put, found)
         if self.admission is None:
             with self._database.writing() as connection:
                 put(connection)
@@ -138,8 +146,8 @@ class StoredStates:
         try:
             self.admission(newcomers, put)
         except StoreLimitError:
-            there = [(record.id, path, identity(path)) for path, record in found]
-            gone = [GoneFile(id_, path, seen) for id_, path, seen in there if seen]
+            there = [(record.id, path, self._files.seen(path)) for path, record in found]
+            gone = [GoneFile(id_, path, seen, self._files) for id_, path, seen in there if seen]
             unlink(self._database, self.root, gone)
             raise
 
@@ -147,20 +155,25 @@ class StoredStates:
         """Take back promises; the files that are to be unlinked after the commit."""
         states.drop(connection, [record.id for record in records])
         return [
-            GoneFile(record.id, path, seen)
+            GoneFile(record.id, path, seen, self._files)
             for record in records
             for path in state_paths(self.root, record)
-            if (seen := identity(path))
+            if (seen := self._files.seen(path))
         ]
 
+    def _record(self, path: Path) -> StateRecord | None:
+        """A state's row as its file says, or None when that is not sound."""
+        try:
+            with self._files.state(path, model=None) as file:
+                return record_of(file.header, file.size_bytes)
+        except StateFileError:
+            return None
 
-def _record(path: Path) -> StateRecord | None:
-    """A state's row as its file says, or None when that is not sound."""
-    try:
-        with StateFile(path, model=None) as file:
-            return record_of(file.header, file.size_bytes)
-    except StateFileError:
-        return None
+    def _put(self, found: Sequence[tuple[Path, StateRecord]], connection: Connection) -> None:
+        # Looked at again under the lock: an eviction may have been under way.
+        sizes = self._files.sizes([path for path, _ in found])
+        there = [record for (_, record), size in zip(found, sizes, strict=True) if size is not None]
+        states.put(connection, there)
 
 
 def record_of(header: StateHeader, size: int) -> StateRecord:
@@ -177,9 +190,3 @@ def record_of(header: StateHeader, size: int) -> StateRecord:
         created_at=header.created_at,
         used_at=header.created_at,
     )
-
-
-def _put(found: Sequence[tuple[Path, StateRecord]], connection: Connection) -> None:
-    # Looked at again under the lock: an eviction may have been under way.
-    there = [record for path, record in found if file_bytes(path) is not None]
-    states.put(connection, there)

@@ -7,6 +7,7 @@ import pytest
 
 from semkv_rag.config import PRESETS, ReuseOptions
 from semkv_rag.prompt_cache import PromptCacheOptions
+from semkv_rag.store import ObjectPlace, StorePlace
 from tests.cli.conftest import Semkv
 from workbench.settings import READER
 
@@ -35,7 +36,7 @@ def test_vllm_gets_what_is_not_ours_in_its_order(
     )
     assert outcome.code == 0, outcome.err
     assert served["vllm_args"] == [*vllm_args, "--last", "x"]
-    assert (served["model"], served["store"]) == (MODEL, tmp_path)
+    assert (served["model"], served["store"]) == (MODEL, StorePlace(tmp_path))
     assert served["reuse"] == ReuseOptions(ratio=0.3)
     assert served["trust_request_namespace"] is False
     assert served["api_key_namespaces"] is None
@@ -50,6 +51,17 @@ def test_memory_is_given_as_people_write_it(
 ) -> None:
     assert semkv("serve", MODEL, "--store", tmp_path, *given).code == 0
     assert served["ram_bytes"] == size
+
+
+def test_a_store_in_an_object_store_has_a_folder_in_front(
+    semkv: Semkv, served: dict[str, Any], tmp_path: Path
+) -> None:
+    given = ("--cache-dir", tmp_path, "--cache-bytes", "200GB", "--fetch-timeout-ms", "50")
+    assert semkv("serve", MODEL, "--store", "s3://bucket/kv", *given).code == 0
+    objects = ObjectPlace("s3://bucket/kv", cache_bytes=200_000_000_000, fetch_timeout_ms=50)
+    assert served["store"] == StorePlace(tmp_path, objects)
+    outcome = semkv("serve", MODEL, "--store", tmp_path, *given)
+    assert outcome.code == 2 and "is a folder" in outcome.err
 
 
 def test_a_size_that_is_none_is_told(semkv: Semkv, served: dict[str, Any], tmp_path: Path) -> None:

@@ -63,3 +63,8 @@ def test_a_ram_tier_is_part_of_the_key() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(OptionError, match=r"the layers are \['semantic'\]"):
         shared_engine("m", "s", None, {}, None, {"thresholds": {"vision": 0.9}})
+
+
+def test_a_url_stays_one() -> None:
+    engine: Any = shared_engine("m", "s3://bucket/kv", "postgresql://", {"cache_dir": "c"})
+    assert (engine.options["store"], engine.options["cache_dir"]) == ("s3://bucket/kv", "c")

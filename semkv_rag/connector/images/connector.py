@@ -9,14 +9,13 @@ image whose KV is reused is never asked for here.
 
 Configured by `ECTransferConfig.ec_connector_extra_config`; `engine.launch` writes it:
 
-* `root`: the store's folder, `index_url`: its index;
+* `place`: where the store is, as `StorePlace.to_mapping` gives it, `index_url`: its index;
 * `max_bytes`: what the states of one namespace may take.
 """
 
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +31,7 @@ from semkv_rag.connector.images.lookup import ImageStep, StateLookup
 from semkv_rag.connector.images.report import ImageReport, take_image_report
 from semkv_rag.connector.images.writer import StateWriter
 from semkv_rag.errors import SemKVError
-from semkv_rag.store import KVStore
+from semkv_rag.store import KVStore, StorePlace
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -49,14 +48,14 @@ class ImageFeatureConnector(ECConnectorBase):
     def __init__(self, vllm_config: VllmConfig, role: ECConnectorRole) -> None:
         super().__init__(vllm_config=vllm_config, role=role)
         extra = vllm_config.ec_transfer_config.ec_connector_extra_config
-        root, index_url = Path(extra["root"]), extra["index_url"]
+        place, index_url = StorePlace.from_mapping(extra["place"]), extra["index_url"]
         self._lookup: StateLookup | None = None
         self._writer: StateWriter | None = None
         if role is ECConnectorRole.WORKER:
             device = vllm_config.device_config.device
-            self._writer = StateWriter(root, index_url, extra["max_bytes"], torch.device(device))
+            self._writer = StateWriter(place, index_url, extra["max_bytes"], torch.device(device))
         else:
-            self._lookup = _open_lookup(vllm_config, root, index_url)
+            self._lookup = _open_lookup(vllm_config, place, index_url)
 
     def shutdown(self) -> None:
         if self._lookup is not None:
@@ -107,13 +106,13 @@ class ImageFeatureConnector(ECConnectorBase):
         self.writer.save(self._connector_metadata, encoder_cache, mm_hash)
 
 
-def _open_lookup(config: VllmConfig, root: Path, index_url: str | None) -> StateLookup:
+def _open_lookup(config: VllmConfig, place: StorePlace, index_url: str | None) -> StateLookup:
     store, fault = None, None
     try:
-        store = KVStore(root, index_url=index_url)
+        store = KVStore(place, index_url=index_url)
     except SemKVError as error:
         fault = str(error)
-        logger.warning("semkv: the store %s cannot be used: %s", root, error)
+        logger.warning("semkv: the store %s cannot be used: %s", place, error)
     # Measured by vLLM on the loaded model, before its scheduler is made.
     widths = config.ec_transfer_config.mm_encoder_output_widths
     return StateLookup(store, config_fingerprint(config), widths, fault)

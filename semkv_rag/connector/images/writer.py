@@ -7,7 +7,6 @@ loses at most what was still waiting.
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ from vllm.distributed import get_tensor_model_parallel_rank
 
 from semkv_rag.connector.threads import pool_behind_model
 from semkv_rag.errors import SemKVError
-from semkv_rag.store import KVStore
+from semkv_rag.store import KVStore, StorePlace
 from semkv_rag.store.upkeep.eviction import STATE
 
 if TYPE_CHECKING:
@@ -34,15 +33,15 @@ class StateWriter:
     """One per worker. All but the writing itself is the worker's own thread.
 
     Args:
-        root: the store's folder; `index_url` its index, when that is elsewhere.
+        place: where the store is; `index_url` its index, when that is elsewhere.
         max_bytes: what the states of one namespace may take; the longest unused go.
         device: where the model is.
     """
 
     def __init__(
-        self, root: Path, index_url: str | None, max_bytes: int, device: torch.device
+        self, place: StorePlace, index_url: str | None, max_bytes: int, device: torch.device
     ) -> None:
-        self._root = root
+        self._place = place
         self._index_url = index_url
         self._max_bytes = max_bytes
         self._device = device
@@ -92,7 +91,7 @@ class StateWriter:
             if copied is not None:
                 copied.synchronize()
             if self._store is None:
-                self._store = KVStore(self._root, index_url=self._index_url)
+                self._store = KVStore(self._place, index_url=self._index_url)
             self._store.states.put(model, ref.namespace, ref.key, state)
             self._store.evict(self._max_bytes, ref.namespace, STATE)
         except (OSError, SemKVError) as error:

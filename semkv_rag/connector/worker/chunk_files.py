@@ -11,9 +11,12 @@ from pathlib import Path
 from semkv_rag.connector.messages import BlendStats, BlendTask, ReadAhead
 from semkv_rag.connector.worker.blend.stored_kv import KVSource, LostKV
 from semkv_rag.connector.worker.chunk_memory import ChunkKey, ChunkMemory, HeldChunk
-from semkv_rag.errors import ChunkFileError
+from semkv_rag.errors import ChunkFileError, ObjectStoreError
 from semkv_rag.store import ChunkFile
 from semkv_rag.store.files.paths import chunk_path
+from semkv_rag.store.files.store_files import LocalFiles
+from semkv_rag.store.objects.landing import FileWait
+from semkv_rag.store.objects.shared_files import SharedFiles
 
 
 class OtherCodecError(Exception):
@@ -38,54 +41,65 @@ class ChunkFiles:
     """Those of one rank.
 
     Attributes:
-        root: the store's folder.
+        files: the store's.
         shapes: `(kv_heads, head_dim)` of K and of V, by layer.
         memory: where they are kept, if anywhere.
     """
 
-    root: Path
+    files: LocalFiles
     rank: int
     shapes: Sequence[tuple[tuple[int, int], tuple[int, int]]]
     memory: ChunkMemory | None = None
     _origins: dict[str, Origin] = field(default_factory=dict)
 
-    @contextlib.contextmanager
-    def open_for(self, task: BlendTask, model: str) -> Iterator[Mapping[str, KVSource]]:
-        """A task's chunks by id, open inside the block.
+    def open_for(
+        self, task: BlendTask, model: str
+    ) -> contextlib.AbstractContextManager[Mapping[str, KVSource]]:
+        """A task's chunks by id, open inside the block. What is not on this machine is fetched now.
 
         Raises:
-            LostKV: files are missing, torn, or another model's; or were found so inside the block.
+            LostKV: files are missing, torn, another model's or did not come in time; or were found so
+                inside the block.
         """
+        return self._opened(task, model, self._expected(chunk_keys(task, model)))
+
+    @contextlib.contextmanager
+    def _opened(
+        self, task: BlendTask, model: str, wait: FileWait | None
+    ) -> Iterator[Mapping[str, KVSource]]:
         sources: dict[str, ChunkFile | HeldChunk] = {}
         bad: list[str] = []
         error = ""
         with contextlib.ExitStack() as files:
             for key in chunk_keys(task, model):
                 try:
-                    sources[key.chunk_id] = self._source(key, files)
+                    sources[key.chunk_id] = self._source(key, files, wait)
                 except ChunkFileError as fault:
                     bad.append(key.chunk_id)
                     error = str(fault)
-                except OtherCodecError as fault:
-                    raise LostKV(str(fault)) from fault
+                except (OtherCodecError, ObjectStoreError) as fault:
+                    raise LostKV(str(fault)) from fault  # the chunk may be as good as ever
             if bad:
                 raise LostKV(error, tuple(bad))
             try:
                 yield sources
             except ChunkFileError as fault:
                 raise LostKV(str(fault), _damaged(sources)) from fault
+            except ObjectStoreError as fault:
+                raise LostKV(str(fault)) from fault
             self._origins[task.request_id] = _origin(sources.values())
 
     def read_ahead(self, task: ReadAhead, model: str) -> None:
-        """Read chunks into memory, as far as there is room."""
+        """Read chunks into memory, as far as there is room; have those fetched that are not here."""
+        keys = [ChunkKey(model, task.namespace, chunk_id, codec) for chunk_id, codec in task.chunks]
+        wait = self._expected(keys)
         if self.memory is None:
             return
-        for chunk_id, codec in task.chunks:
-            key = ChunkKey(model, task.namespace, chunk_id, codec)
-            # A damaged file is reported by the blend that wants it.
+        for key in keys:
+            # What is wrong with a file is reported by the blend that wants it.
             with (
-                contextlib.suppress(ChunkFileError, OtherCodecError),
-                self.memory.holding(key, partial(self._file, key), ahead=True) as chunk,
+                contextlib.suppress(ChunkFileError, ObjectStoreError, OtherCodecError),
+                self.memory.holding(key, partial(self._file, key, wait), ahead=True) as chunk,
             ):
                 if chunk is None:
                     return
@@ -108,19 +122,37 @@ class ChunkFiles:
         for request_id in request_ids:
             self._origins.pop(request_id, None)
 
-    def _source(self, key: ChunkKey, files: contextlib.ExitStack) -> ChunkFile | HeldChunk:
+    def _source(
+        self, key: ChunkKey, files: contextlib.ExitStack, wait: FileWait | None
+    ) -> ChunkFile | HeldChunk:
         if self.memory is not None:
-            held = files.enter_context(self.memory.holding(key, partial(self._file, key)))
+            held = files.enter_context(self.memory.holding(key, partial(self._file, key, wait)))
             if held is not None:
                 return held
-        return files.enter_context(self._file(key))
+        return files.enter_context(self._file(key, wait))
 
-    def _file(self, key: ChunkKey) -> ChunkFile:
-        path = chunk_path(self.root, key.model, key.namespace, key.chunk_id, self.rank)
-        file = ChunkFile(path, model=key.model, chunk_id=key.chunk_id)
+    def _expected(self, keys: Sequence[ChunkKey]) -> FileWait | None:
+        """The wait for files that are in an object store, which are fetched from now on."""
+        if not isinstance(self.files, SharedFiles):
+            return None
+        wait = self.files.wait()
+        there = set() if self.memory is None else set(self.memory.chunks)
+        self.files.expect([self._path(key) for key in keys if key not in there], wait)
+        return wait
+
+    def _path(self, key: ChunkKey) -> Path:
+        return chunk_path(self.files.root, key.model, key.namespace, key.chunk_id, self.rank)
+
+    def _file(self, key: ChunkKey, wait: FileWait | None) -> ChunkFile:
+        path = self._path(key)
+        if isinstance(self.files, SharedFiles):
+            file = self.files.chunk(path, model=key.model, chunk_id=key.chunk_id, wait=wait)
+        else:
+            file = ChunkFile(path, model=key.model, chunk_id=key.chunk_id)
         try:
             file.require(self.shapes)
             if file.codec.name != key.codec:
+                self.files.forget_copy(path)  # another machine may have recoded it
                 raise OtherCodecError(
                     f"chunk {key.chunk_id[:16]} was recoded from {key.codec} to {file.codec.name}"
                     " when it was wanted"
@@ -156,4 +188,6 @@ def _damaged(sources: Mapping[str, ChunkFile | HeldChunk]) -> tuple[str, ...]:
             source.verify()
         except ChunkFileError:
             damaged.append(chunk_id)
+        except ObjectStoreError:  # nobody knows
+            continue
     return tuple(damaged)

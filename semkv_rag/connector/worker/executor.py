@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ from semkv_rag.connector.messages import (
     GateReport,
     StepMetadata,
 )
-from semkv_rag.connector.threads import pool_beside_model
+from semkv_rag.connector.threads import beside_model, pool_beside_model
 from semkv_rag.connector.worker.arena import Arena
 from semkv_rag.connector.worker.blend.blend_pass import BlendPass
 from semkv_rag.connector.worker.blend.blend_queue import BlendQueue
@@ -54,6 +53,8 @@ from semkv_rag.connector.worker.probe.probes import PROBES, Bench, Found
 from semkv_rag.connector.worker.reading_ahead import ReadingAhead
 from semkv_rag.connector.worker.spoiling import Spoiling
 from semkv_rag.store.codecs import PLAIN
+from semkv_rag.store.objects.shared_files import files_of
+from semkv_rag.store.place import StorePlace
 
 logger = logging.getLogger(__name__)
 
@@ -64,19 +65,19 @@ class BlendExecutor:
     """One per worker.
 
     Args:
-        root: the store's folder.
+        place: where the store is.
         ram_bytes: what chunks may take in memory, of all ranks together; 0 for none.
         codec: by which chunks are written.
     """
 
     def __init__(
-        self, config: VllmConfig, root: Path, ram_bytes: int = 0, codec: str = PLAIN
+        self, config: VllmConfig, place: StorePlace, ram_bytes: int = 0, codec: str = PLAIN
     ) -> None:
         self.gate = GateReport(
             False, "the model was not handed over: set worker_cls to SemKVWorker"
         )
         self._config = config
-        self._root, self._ram_bytes, self._codec = root, ram_bytes, codec
+        self._place, self._ram_bytes, self._codec = place, ram_bytes, codec
         self._blend_pass: BlendPass | None = None
         self._files: ChunkFiles | None = None
         self._ahead: ReadingAhead | None = None
@@ -116,12 +117,14 @@ class BlendExecutor:
             )
             memory = self._chunk_memory(self._ram_bytes // ranks, runner.device)
             shapes = [layer.kv_shapes for layer in layers]
-            self._files = ChunkFiles(self._root, rank, shapes, memory)
-            self._ahead = ReadingAhead(self._files) if memory is not None else None
+            files = files_of(self._place, beside_model)
+            self._files = ChunkFiles(files, rank, shapes, memory)
+            has_ahead = memory is not None or self._place.objects is not None
+            self._ahead = ReadingAhead(self._files) if has_ahead else None
             self._queue = BlendQueue(self._blend_pass, self._open)
             self._spoiling = Spoiling(paged, layouts)
             self._capture = ChunkCapture(
-                self._root,
+                files,
                 paged,
                 layouts,
                 rank,
@@ -299,3 +302,5 @@ class BlendExecutor:
             self._capture.close()
         if self._blend_pass is not None:
             self._blend_pass.close()
+        if self._files is not None:
+            self._files.files.close()

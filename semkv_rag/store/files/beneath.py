@@ -36,12 +36,13 @@ class NotAFileError(OSError):
 
 
 @contextmanager
-def folder_of(path: Path, *, make: bool = False) -> Iterator[int]:
+def folder_of(path: Path, *, make: bool = False, durable: bool = True) -> Iterator[int]:
     """A handle of the folder that a file is in, for calls with `dir_fd`.
 
     Args:
         path: a file of a store, as `paths` names them. To another file's folder links are followed.
-        make: make the folders that are not there, so that they survive a power cut.
+        make: make the folders that are not there.
+        durable: so that they survive a power cut.
 
     Raises:
         NotAFileError: a folder below the root is a link, or something else.
@@ -57,7 +58,7 @@ def folder_of(path: Path, *, make: bool = False) -> Iterator[int]:
             inner = _open_folder(handle, name)
             parent, handle = handle, inner
             try:
-                if make:
+                if make and durable:
                     place = top.joinpath(*names[:depth])
                     _keep_name(place, parent, inner, is_new=is_new)
             finally:

@@ -77,7 +77,7 @@ class TensorFile(Closing):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         try:
-            self._file = open(open_file(self.path), "rb", buffering=0)  # noqa: PTH123, SIM115 - a handle, closed by close
+            self._file = open(self._descriptor(), "rb", buffering=0)  # noqa: PTH123, SIM115 - a handle, closed by close
         except FileNotFoundError:
             raise self._error("is missing") from None
         except NotAFileError as error:
@@ -95,6 +95,10 @@ class TensorFile(Closing):
         except BaseException:
             self._file.close()
             raise
+
+    def _descriptor(self) -> int:
+        """The file, opened: whoever reads it from elsewhere says how."""
+        return open_file(self.path)
 
     @abstractmethod
     def _check_entries(

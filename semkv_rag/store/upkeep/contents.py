@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
+from itertools import chain, islice
 
 from sqlalchemy import Connection
 
-from semkv_rag.errors import StoreError, StoreLimitError
+from semkv_rag.errors import ObjectStoreError, StoreError, StoreLimitError
 from semkv_rag.store.admission import Admission, Newcomer
-from semkv_rag.store.files.beneath import file_bytes
-from semkv_rag.store.files.chunk_file import ChunkFile
-from semkv_rag.store.files.paths import chunk_path, chunk_paths, identity
+from semkv_rag.store.files.paths import chunk_path, chunk_paths
+from semkv_rag.store.files.store_files import LocalFiles
 from semkv_rag.store.gone import BATCH, GoneFile, unlink
 from semkv_rag.store.index import chunks
 from semkv_rag.store.index.chunks import FoundChunk
@@ -26,14 +25,16 @@ from semkv_rag.store.records import ChunkKey, ChunkRecord
 
 
 class Contents:
-    """The chunks of one store: its files under `root` and their rows.
+    """The chunks of one store: its files and their rows.
 
     Attributes:
+        root: the folder that the files' paths are below.
+        files: what opens and removes them.
         admission: what keeps them within the store's limits; set by the store.
     """
 
-    def __init__(self, root: Path, database: Database) -> None:
-        self.root = root
+    def __init__(self, files: LocalFiles, database: Database) -> None:
+        self.root, self.files = files.root, files
         self._database = database
         self.admission: Admission | None = None
 
@@ -55,10 +56,12 @@ class Contents:
         """
         try:
             path = chunk_path(self.root, key.model, key.namespace, key.id, 0)
-            with ChunkFile(path, model=key.model, chunk_id=key.id) as file:
+            with self.files.chunk(path, model=key.model, chunk_id=key.id) as file:
                 header = file.header
             if header.namespace != key.namespace:
                 return None
+        except ObjectStoreError:
+            raise  # nobody knows whether it is there
         except StoreError:
             return None
         sizes = self._sizes(key, header.world_size)
@@ -89,10 +92,10 @@ class Contents:
         """Take back promises; the files that are to be unlinked after the commit."""
         chunks.drop(connection, records)
         return [
-            GoneFile(record.id, path, seen)
+            GoneFile(record.id, path, seen, self.files)
             for record in records
             for path in chunk_paths(self.root, record, record.ranks)
-            if (seen := identity(path))
+            if (seen := self.files.seen(path))
         ]
 
     def _admit(
@@ -114,23 +117,26 @@ class Contents:
                 return self._admit(found[half:], taken) or first
             ((key, chunk),) = found
             paths = chunk_paths(self.root, key, chunk.header.world_size)
-            there = [(path, identity(path)) for path in paths]
-            unlink(
-                self._database, self.root, [GoneFile(key.id, path, at) for path, at in there if at]
-            )
+            there = [(path, self.files.seen(path)) for path in paths]
+            gone = [GoneFile(key.id, path, seen, self.files) for path, seen in there if seen]
+            unlink(self._database, self.root, gone)
             return error
         return None
 
     def _sizes(self, key: ChunkKey, ranks: int) -> list[int | None]:
         """Of a chunk's files; None for one that is not there."""
-        return [file_bytes(path) for path in chunk_paths(self.root, key, ranks)]
+        return self.files.sizes(chunk_paths(self.root, key, ranks))
 
     def _put(
         self, found: Sequence[tuple[ChunkKey, FoundChunk]], connection: Connection
     ) -> set[str]:
         # Looked at again under the lock: an eviction may have been under way.
+        paths = [chunk_paths(self.root, key, chunk.header.world_size) for key, chunk in found]
+        sizes = iter(self.files.sizes(list(chain.from_iterable(paths))))
         still_there = [
-            chunk for key, chunk in found if None not in self._sizes(key, chunk.header.world_size)
+            chunk
+            for (_, chunk), own in zip(found, paths, strict=True)
+            if None not in list(islice(sizes, len(own)))
         ]
         chunks.put(connection, still_there)
         return {chunk.header.id for chunk in still_there}

@@ -16,7 +16,7 @@ from semkv_rag.store.files.header import ChunkHeader
 from semkv_rag.store.files.paths import id_in_name, identity
 from semkv_rag.store.files.state_file import StateHeader
 from semkv_rag.store.gone import BATCH, GoneFile, promised, unlink
-from semkv_rag.store.index import chunks
+from semkv_rag.store.index import chunks, feed
 from semkv_rag.store.index.database import Database
 from semkv_rag.store.records import Problem
 from semkv_rag.store.states import StoredStates
@@ -71,6 +71,18 @@ class Verification:
         self.problems: list[Problem] = []
         self.notices: list[Problem] = []
 
+    def check_feed(self) -> None:
+        """The numbers of the change feed: without them nothing can be added or removed."""
+
+        def check(connection: Connection) -> str | None:
+            fault = feed.fault(connection)
+            if fault and self._repair:
+                feed.restore(connection)
+            return fault
+
+        if fault := self._locked(check):
+            self._problem("damaged", None, fault)
+
     def _take_in(self, path: Path) -> None:
         """Say that a file is not promised, and make it ready for that."""
         self._notice("orphan", path, "sound, and not in the index")
@@ -110,7 +122,7 @@ class Verification:
             self._notice("debris", path, str(error))
             # What the system cannot read now may be sound.
             if self._repair and not isinstance(error.__cause__, OSError | MemoryError):
-                gone = GoneFile(id_in_name(path) or "", path, seen)
+                gone = GoneFile(id_in_name(path) or "", path, seen, self._contents.files)
                 unlink(self._database, self._root, [gone])
         return None
 

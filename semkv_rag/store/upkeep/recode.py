@@ -15,8 +15,8 @@ from pathlib import Path
 
 from semkv_rag.errors import ChunkFileError, OptionError, StoreError
 from semkv_rag.store.codecs import Codec, codec_named
-from semkv_rag.store.files.chunk_file import ChunkFile, write_chunk
-from semkv_rag.store.files.paths import chunk_paths, identity
+from semkv_rag.store.files.chunk_file import write_chunk
+from semkv_rag.store.files.paths import chunk_paths
 from semkv_rag.store.gone import GoneFile, unlink
 from semkv_rag.store.index import chunks
 from semkv_rag.store.index.database import Database
@@ -30,7 +30,6 @@ def recode(
     codec_name: str,
     model: str | None,
     namespace: str | None,
-    *,
     dry_run: bool,
     progress: Callable[[int, int], None] | None,
 ) -> RecodeReport:
@@ -112,8 +111,11 @@ class _Chunk:
             if there and found is not None:
                 chunks.put(connection, [found])
         if not there:
+            files = self._contents.files
             gone = [
-                GoneFile(self._record.id, path, seen) for path in paths if (seen := identity(path))
+                GoneFile(self._record.id, path, seen, files)
+                for path in paths
+                if (seen := files.seen(path))
             ]
             unlink(self._database, self._contents.root, gone)
             return 0
@@ -123,7 +125,8 @@ class _Chunk:
 
     def _rewrite(self, path: Path) -> None:
         record = self._record
-        with ChunkFile(path, model=record.model, chunk_id=record.id) as file:
+        files = self._contents.files
+        with files.chunk(path, model=record.model, chunk_id=record.id) as file:
             if file.codec.name == self._codec.name:
                 return  # by a run that was killed before it changed the row
             if not file.codec.lossless:
@@ -134,7 +137,11 @@ class _Chunk:
             layers = [file.layer(index) for index in range(file.header.layers)]
             header = replace(file.header, codec=self._codec.name)
             sensitivity = file.sensitivity()
+
+        def write_to(place: Path) -> int:
+            return write_chunk(place, header, layers, sensitivity)
+
         try:
-            write_chunk(path, header, layers, sensitivity)
+            files.write(path, write_to)
         except OSError as error:
             raise StoreError(f"{path.name} cannot be written: {error.strerror}") from error

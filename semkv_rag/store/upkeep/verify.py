@@ -36,7 +36,7 @@ from semkv_rag.store.files.paths import (
 from semkv_rag.store.files.tensor_writer import lock_abandoned
 from semkv_rag.store.gone import BATCH, GoneFile, unlink
 from semkv_rag.store.identity import FILE, is_sound
-from semkv_rag.store.index import chunks, feed
+from semkv_rag.store.index import chunks
 from semkv_rag.store.index.database import Database
 from semkv_rag.store.records import ChunkKey, ChunkRecord, VerifyReport
 from semkv_rag.store.states import StoredStates
@@ -87,18 +87,6 @@ class _Orphan:
 
 
 class _Run(StateChecks):
-    def check_feed(self) -> None:
-        """The numbers of the change feed: without them nothing can be added or removed."""
-
-        def check(connection: Connection) -> str | None:
-            fault = feed.fault(connection)
-            if fault and self._repair:
-                feed.restore(connection)
-            return fault
-
-        if fault := self._locked(check):
-            self._problem("damaged", None, fault)
-
     def check_links(self) -> None:
         """Links in the place of folders, and what stands in the place of the store's name."""
         for path in links(self._root):
@@ -248,7 +236,7 @@ class _Run(StateChecks):
                     size += file.size_bytes
             except SemKVError as error:
                 raise BrokenError(error, rank) from error
-            text = _disagreement(record, stored, headers[rank], rank)
+            text = disagreement(record, stored, headers[rank], rank)
             if text is not None:
                 raise BrokenError(text, rank)
         self.bytes += size
@@ -267,7 +255,7 @@ class _Run(StateChecks):
             if part.header.id in self._dropped or _is_old(part.path):
                 self._notice("debris", part.path, text)
                 if self._repair and seen:
-                    gone = GoneFile(part.header.id, part.path, seen)
+                    gone = GoneFile(part.header.id, part.path, seen, self._contents.files)
                     unlink(self._database, self._root, [gone])
             else:
                 self._notice("orphan", part.path, text)
@@ -283,7 +271,7 @@ class _Run(StateChecks):
         return header
 
 
-def _disagreement(
+def disagreement(
     record: ChunkRecord, stored: StoredTokens | None, header: ChunkHeader, rank: int
 ) -> str | None:
     """What the index says otherwise than a sound file."""

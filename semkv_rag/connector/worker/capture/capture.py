@@ -33,6 +33,7 @@ from semkv_rag.reuse import token_array
 from semkv_rag.store import ChunkHeader, write_chunk
 from semkv_rag.store.codecs import PLAIN
 from semkv_rag.store.files.paths import chunk_path
+from semkv_rag.store.files.store_files import LocalFiles
 
 logger = logging.getLogger(__name__)
 
@@ -70,12 +71,12 @@ class ChunkCapture:
     """One per worker.
 
     Attributes:
-        root: the store's folder.
+        files: the store's.
         layouts: of each layer's blocks.
         codec: by which chunks are written.
     """
 
-    root: Path
+    files: LocalFiles
     paged: PagedKV
     layouts: Sequence[BlockLayout]
     rank: int
@@ -190,9 +191,14 @@ class ChunkCapture:
                 world_size=self.world_size,
                 codec=self.codec,
             )
-            path = chunk_path(self.root, copy.model, task.namespace, task.chunk_id, self.rank)
+            root = self.files.root
+            path = chunk_path(root, copy.model, task.namespace, task.chunk_id, self.rank)
             sensitive = None if reference is None else _compared(layers, reference)
-            self._add(Captured(task.ticket, write_chunk(path, header, layers, sensitive)))
+
+            def write_to(place: Path) -> int:
+                return write_chunk(place, header, layers, sensitive)
+
+            self._add(Captured(task.ticket, self.files.write(path, write_to)))
         except (OSError, SemKVError) as error:
             self._add(Captured(task.ticket, 0, f"the chunk could not be written: {error}"))
         except Exception as error:  # whoever waits must be told

@@ -1,0 +1,1 @@
+"""Files in an object store, with a folder of this machine in front of it."""
