@@ -67,9 +67,7 @@ def recode_command(
             f" {size_in_words(report.bytes_before)} before, {size_in_words(report.bytes_after)} now"
         )
     if report.failures:
-        say(
-            "semkv verify --repair drops chunks that are damaged; semkv precompute makes them again"
-        )
+        say("Damaged chunks: semkv verify --repair drops them, semkv precompute makes them again")
         raise typer.Exit(1)
 
 
