@@ -272,7 +272,7 @@ class ChunkIndex:
 
     def _better_contexts(self, candidates: Candidates, starts: IntArray, runs: Runs) -> IntArray:
         """Those of `starts` whose stored context fits their place better than what is found there."""
-        stored = self._stored(dict.fromkeys(candidates.numbers[starts].tolist()))
+        stored = self._recent.get(dict.fromkeys(candidates.numbers[starts].tolist()), self._id_of)
         chosen = []
         for index in starts.tolist():
             _, chunk = stored.get(int(candidates.numbers[index]), (None, None))
@@ -283,7 +283,7 @@ class ChunkIndex:
     def _verify(self, candidates: Candidates, chosen: IntArray, runs: Runs) -> None:
         """Compare these candidates' tokens with the prompt's."""
         numbers = candidates.numbers[chosen].tolist()
-        stored = self._stored(dict.fromkeys(numbers))
+        stored = self._recent.get(dict.fromkeys(numbers), self._id_of)
         runs.verify(
             [
                 Laid(number, *stored[number], diagonal)
@@ -294,14 +294,6 @@ class ChunkIndex:
             ]
         )
         candidates.close(chosen)
-
-    def _stored(self, numbers: Iterable[int]) -> dict[int, tuple[str, StoredTokens]]:
-        """The ids and tokens of chunks, without those the store no longer has."""
-        ids: dict[int, str] = {}
-        for number in numbers:
-            if (chunk_id := self._id_of(number)) is not None:
-                ids[number] = chunk_id
-        return {number: (ids[number], tokens) for number, tokens in self._recent.get(ids).items()}
 
     def _id_of(self, number: int) -> str | None:
         if number < self._first:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
@@ -14,7 +14,9 @@ _MOST_TOKENS = 1 << 20
 
 
 class RecentTokens:
-    """Chunks' tokens by number. Equal contexts are one array, so that they are judged once (`runs`).
+    """Chunks' ids and tokens by number.
+
+    Equal contexts are one array, so that they are judged once (`runs`).
 
     Args:
         tokens_of: see `ChunkIndex`.
@@ -22,28 +24,30 @@ class RecentTokens:
 
     def __init__(self, tokens_of: Callable[[Sequence[str]], Mapping[str, StoredTokens]]) -> None:
         self._tokens_of = tokens_of
-        self._kept: OrderedDict[int, StoredTokens] = OrderedDict()
+        self._kept: OrderedDict[int, tuple[str, StoredTokens]] = OrderedDict()
         self._size = 0
         self._contexts: WeakValueDictionary[bytes, TokenArray] = WeakValueDictionary()
 
-    def get(self, ids: Mapping[int, str]) -> dict[int, StoredTokens]:
-        """The tokens of chunks, without those the store no longer has.
+    def get(
+        self, numbers: Iterable[int], id_of: Callable[[int], str | None]
+    ) -> dict[int, tuple[str, StoredTokens]]:
+        """The ids and tokens of chunks, without those the store no longer has.
 
         Args:
-            ids: by number.
+            id_of: gives a chunk's id, or None when it was removed.
         """
-        found: dict[int, StoredTokens] = {}
+        found: dict[int, tuple[str, StoredTokens]] = {}
         missing: dict[str, int] = {}
-        for number, id_ in ids.items():
+        for number in numbers:
             if number in self._kept:
                 self._kept.move_to_end(number)
                 found[number] = self._kept[number]
-            else:
+            elif (id_ := id_of(number)) is not None:
                 missing[id_] = number
         if missing:
             for id_, stored in self._tokens_of(list(missing)).items():
                 number = missing[id_]
-                found[number] = self._kept[number] = self._sharing_context(stored)
+                found[number] = self._kept[number] = id_, self._sharing_context(stored)
                 self._size += len(stored.tokens) + len(stored.context)
             while self._size > _MOST_TOKENS:
                 self.forget(next(iter(self._kept)))
@@ -51,7 +55,8 @@ class RecentTokens:
 
     def forget(self, number: int) -> None:
         """Drop a chunk's tokens."""
-        if (stored := self._kept.pop(number, None)) is not None:
+        if number in self._kept:
+            _, stored = self._kept.pop(number)
             self._size -= len(stored.tokens) + len(stored.context)
 
     def _sharing_context(self, stored: StoredTokens) -> StoredTokens:
