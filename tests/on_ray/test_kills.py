@@ -124,7 +124,8 @@ def test_ten_kills(
         ]
         assert store.verify().ok
         assert store.verify(repair=True).notices == ()
-        files = sorted(path.name for path in root.glob("chunks/*/*/*/*"))
+        # What killed writers leave in temporary files goes once it is an hour old.
+        files = sorted(path.name for path in root.glob("chunks/*/*/*/*.safetensors"))
         assert files == sorted(f"{chunk.id}.r0.safetensors" for chunk in alone.chunks())
 
 
@@ -138,6 +139,7 @@ def test_a_document_that_kills_its_engines_is_the_only_one_that_fails(
 ) -> None:
     """All but the documents of its parcel are stored."""
     monkeypatch.setattr("semkv_rag.on_ray.precompute.EngineActor", Mortal)
+    monkeypatch.setattr("semkv_rag.on_ray.precompute.RETRIES", 1)
     for path in folder.iterdir():
         if int(path.stem) > 5:
             path.unlink()
