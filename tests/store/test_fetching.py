@@ -92,6 +92,25 @@ def test_the_first_layer_is_there_before_the_last(
         assert list(temporary_files(two.root)) == []
 
 
+def test_a_piece_that_does_not_come_is_given_up(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much comes of other files meanwhile."""
+    with shared.open("one") as one, shared.open("two", fetch_timeout_ms=300) as two:
+        header, others = write(one, 1, large=True), [write(one, seed) for seed in range(2, 6)]
+        size, go_on = path(one, header).stat().st_size, threading.Event()
+        when_reading(monkeypatch, lambda begin, end: None if end < size else go_on.wait(60) or None)
+        wait = files(two).wait(60)
+        with files(two).chunk(path(two, header), model=header.model, wait=wait) as file:
+            file.layer(LAYERS // 2)
+            wait._timeout_s = 0.3  # from the beginning on, which was a while ago
+            for other in others:
+                files(two).fetch(path(two, other), files(two).wait(60))
+            with pytest.raises(ObjectStoreError, match="within 300 ms"):
+                file.layer(LAYERS - 1)
+        go_on.set()
+
+
 def test_several_ranges_are_under_way_at_once(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:

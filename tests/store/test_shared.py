@@ -312,7 +312,11 @@ def test_a_folder_named_by_a_file_url_is_an_object_store(tmp_path: Path) -> None
     index = f"sqlite:///{tmp_path / 'index.sqlite'}"
     place = place_of(f"file://{tmp_path}/objects", cache_dir=tmp_path / "cache")
     with KVStore(place, index_url=index) as store:
-        header = put(store, 1)
+        header, gone = put(store, 1), put(store, 2)
+        (tmp_path / "objects" / files(store).key(store.path(*path_of(gone)))).unlink()
+        more = put(store, 3)
+        assert store.remove(made.MODEL, "default", [gone.id, more.id]) == 2
+        assert len(list(files(store).objects.list("chunks"))) == 1
     other = place_of(f"file://{tmp_path}/objects", cache_dir=tmp_path / "other")
     with KVStore(other, index_url=index) as store:
         assert_same(store, header, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,11 +13,12 @@ from typing import Final
 from semkv_rag.errors import ObjectStoreError
 from semkv_rag.store.objects.cache import LocalCache, NewFile
 from semkv_rag.store.objects.objects import Part
-from semkv_rag.store.objects.waiting import Answers, Wait
+from semkv_rag.store.objects.waiting import Answers
 
 FIRST_BYTES: Final = 1 << 20
 """Of the first piece: a file's header, and its first layers."""
 PIECE_BYTES: Final = 2 << 20
+LEAST_BYTES_PER_S: Final = 50_000_000
 
 
 class Landing:
@@ -25,6 +27,9 @@ class Landing:
     Args:
         make: makes the file that it is written to, when its size is known.
         cache: where that goes.
+
+    Attributes:
+        came_bytes: what came of it.
     """
 
     def __init__(self, make: Callable[[int], NewFile], cache: LocalCache) -> None:
@@ -36,13 +41,14 @@ class Landing:
         self._missing: set[int] = set()  # pieces
         self._unwritten: set[int] = set()  # as above, and a moment sooner
         self._fault: Exception | None = None
+        self.came_bytes = 0
 
     @property
     def ended(self) -> bool:
         """Whether all of it is there, or never will be."""
         return self._fault is not None or (self._new is not None and not self._missing)
 
-    def duplicate(self, wait: Wait) -> int:
+    def duplicate(self, wait: FileWait) -> int:
         """A descriptor of the file, once its size is known; the caller's own.
 
         Raises:
@@ -53,7 +59,7 @@ class Landing:
         assert self._new is not None
         return os.dup(self._new.descriptor)
 
-    def require(self, begin: int, end: int, wait: Wait) -> None:
+    def require(self, begin: int, end: int, wait: FileWait) -> None:
         """Return when bytes `begin` to `end` are there.
 
         Raises:
@@ -68,7 +74,7 @@ class Landing:
         }
         self._wait(lambda: self._missing.isdisjoint(wanted), wait)
 
-    def _wait(self, ready: Callable[[], bool], wait: Wait) -> None:
+    def _wait(self, ready: Callable[[], bool], wait: FileWait) -> None:
         with self._changed:
             while not ready():
                 if self._fault is not None:
@@ -93,6 +99,7 @@ class Landing:
             self._cache.keep(new)
         with self._changed:
             self._size, self._new = part.size, new
+            self.came_bytes = count
             self._pieces = [(0, count), *rest]
             self._missing = set(range(1, len(rest) + 1))
             self._unwritten = set(self._missing)
@@ -114,6 +121,7 @@ class Landing:
             self._cache.keep(self._new)
         with self._changed:
             self._missing.discard(index)
+            self.came_bytes += len(part.content)
             self._changed.notify_all()
 
     def fail(self, fault: Exception) -> None:
@@ -125,13 +133,47 @@ class Landing:
             self._cache.give_up(self._new)
 
 
-class FileWait(Wait):
-    """A wait for files.
+class FileWait:
+    """What one request, or another task, waits for; safe for threads.
+
+    The waiting is bounded: its files must come at `LEAST_BYTES_PER_S` or faster, and be `timeout_s` late
+    at most. Slower than that, computing is as fast.
+
+    Args:
+        timeout_s: how late it may be.
 
     Attributes:
-        landings: those that are fetched for it, by path: as long as it is held, so are they.
+        order: smaller ones are served first.
+        landings: the files that are fetched for it, by path: as long as it is held, so are they.
     """
 
     def __init__(self, answers: Answers, timeout_s: float, order: int) -> None:
-        super().__init__(answers, timeout_s, order)
+        self._answers, self._timeout_s = answers, timeout_s
+        self._lock = threading.Lock()
+        self._began: float | None = None
+        self.order = order
         self.landings: dict[Path, Landing] = {}
+
+    def begin(self) -> None:
+        """The object store is asked now, or was before: from the first time on the time counts.
+
+        Raises:
+            ObjectStoreError: it is left alone for now.
+        """
+        with self._lock:
+            if self._began is None:
+                self._answers.check()
+                self._began = time.monotonic()
+
+    def left_s(self) -> float:
+        """How long what comes next may take."""
+        assert self._began is not None
+        came = sum(landing.came_bytes for landing in list(self.landings.values()))
+        return self._began + self._timeout_s + came / LEAST_BYTES_PER_S - time.monotonic()
+
+    def in_vain(self) -> ObjectStoreError:
+        """The error of what did not come in time."""
+        self._answers.silent()
+        return ObjectStoreError(
+            f"the object store did not answer within {self._timeout_s * 1000:.0f} ms"
+        )

@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -116,9 +116,14 @@ class Objects:
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects; those that are not there count as deleted."""
-        if keys:
-            # By the client that waits for less: the index is locked meanwhile.
-            self._asked(lambda: _obstore().delete(self._client("_reading"), list(keys)))
+        client = self._client("_reading")  # which waits for less: the index is locked meanwhile
+        with _in_words():
+            try:
+                _obstore().delete(client, list(keys))
+            except FileNotFoundError:  # as a folder says: the others may still be there
+                for key in keys:
+                    with suppress(FileNotFoundError):
+                        _obstore().delete(client, key)
 
     def list(self, folder: str) -> Iterator[ObjectInfo]:
         """All objects under a folder, in the order of their names where the object store has one."""
