@@ -17,13 +17,7 @@ from blake3 import blake3
 
 from semkv_rag.config import check_namespace
 from semkv_rag.corpus.capture import CaptureItem, Capturer, CaptureResult
-from semkv_rag.corpus.context import (
-    PASSAGE,
-    ContextMode,
-    Contexts,
-    context_modes,
-    prefix_tokens,
-)
+from semkv_rag.corpus.context import PASSAGE, ContextMode, Contexts, context_modes, prefix_tokens
 from semkv_rag.corpus.progress import (
     Failure,
     OnProgress,
