@@ -20,6 +20,7 @@ from semkv_rag.reuse.base import ENTRIES, LENGTHS, SECTIONS, Base
 from semkv_rag.store import KVStore
 from semkv_rag.store.files.paths import window_path
 from semkv_rag.store.files.window_file import WindowFile, write_windows
+from tests.store import made
 from tests.store.forging import forge, forge_tensor
 from tests.store.made import MODEL
 from workbench.settings import ROOT
@@ -189,3 +190,20 @@ def test_a_writer_that_is_killed_leaves_the_file_whole(path: Path) -> None:
         with WindowFile(path, MODEL, "default") as file:
             file.verify()
             assert len(Base(file, 8)) == file.last_change
+
+
+def test_it_goes_with_the_last_chunk_that_is_removed_by_name(store: KVStore) -> None:
+    for namespace in ("a", "b"):
+        made.put(store, 1, namespace=namespace)
+        made.put(store, 2, namespace=namespace)
+        write_windows(window_path(store.root, MODEL, namespace), MODEL, namespace, 77, sections())
+    there = [window_path(store.root, MODEL, namespace) for namespace in ("a", "b")]
+    store.lifecycle.remove(None, "a")
+    assert [path.exists() for path in there] == [False, True]
+    ids = [record.id for record in store.chunks(MODEL, "b")]
+    for name, id_ in zip(("first", "second"), ids, strict=True):
+        store.put_source(MODEL, "b", name, "1", [id_])
+    store.remove_source(MODEL, "b", "first")
+    assert there[1].exists()
+    store.remove_source(MODEL, "b", "second")
+    assert not there[1].exists()

@@ -12,8 +12,10 @@ from itertools import islice
 
 from sqlalchemy import Connection
 
+from semkv_rag.store.files.beneath import remove_if_possible
+from semkv_rag.store.files.paths import window_path
 from semkv_rag.store.gone import GoneFile, unlink
-from semkv_rag.store.index import chunks, limits, pins, prompts, sources
+from semkv_rag.store.index import chunks, feed, limits, pins, prompts, sources
 from semkv_rag.store.index.database import FREED, Database
 from semkv_rag.store.records import ChunkRecord, Collected, Limit, StateRecord, Taken
 from semkv_rag.store.upkeep.contents import Contents
@@ -54,13 +56,17 @@ class Removal:
             taken, gone, done = self._database.freeing(step)
             unlink(self._database, self._contents.root, gone)
             total = added([total, taken])
+        self._forget_windows({(model, namespace)})
         return total
 
     def scope(self, model: str | None, namespace: str | None) -> Taken:
         """Remove all that is of a model and a namespace, its pins too; None is any."""
 
+        owners: set[tuple[str, str]] = set()
+
         def some_contents(connection: Connection) -> tuple[Taken, list[GoneFile]]:
             found = list(islice(everything(connection, model, namespace), FREED))
+            owners.update((record.model, record.namespace) for record in found)
             return counted(connection, found), self._eviction.drop(connection, found)
 
         def some_documents(connection: Connection) -> Taken:
@@ -87,7 +93,20 @@ class Removal:
         while (taken := self._database.freeing(some_documents)) != Taken():
             total = added([total, taken])
         self._database.freeing(the_rest)
+        self._forget_windows(owners)
         return total
+
+    def _forget_windows(self, owners: Iterable[tuple[str, str]]) -> None:
+        """Remove the window files of namespaces that have no chunk any more: they hold its chunks' ids.
+
+        Args:
+            owners: models and namespaces of which something was removed.
+        """
+        for model, namespace in owners:
+            with self._database.reading() as connection:
+                left = namespace in feed.namespaces(connection, model)
+            if not left:
+                remove_if_possible(window_path(self._contents.root, model, namespace))
 
 
 def documents_preview(
