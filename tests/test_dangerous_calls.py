@@ -66,6 +66,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "tempfile.TemporaryDirectory": "a store for --measure",
     },
     "semkv_rag/cli/quality.py": {
+        "tempfile.TemporaryDirectory": "for copies of chunks under the codecs that are compared; only ours to read",
         ".read_text": "the user's system prompt and template",
         ".write_text": "the report, where the user wants it",
     },
