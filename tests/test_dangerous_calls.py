@@ -66,7 +66,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "tempfile.TemporaryDirectory": "a store for --measure",
     },
     "semkv_rag/cli/quality.py": {
-        "tempfile.TemporaryDirectory": "for copies of chunks under the codecs that are compared; only ours to read",
+        "tempfile.TemporaryDirectory": "a store for copies under the codecs that are compared",
         ".read_text": "the user's system prompt and template",
         ".write_text": "the report, where the user wants it",
     },
