@@ -66,6 +66,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "tempfile.TemporaryDirectory": "a store for --measure",
     },
     "semkv_rag/cli/quality.py": {
+        "tempfile.TemporaryDirectory": "a store for copies under the codecs that are compared",
         ".read_text": "the user's system prompt and template",
         ".write_text": "the report, where the user wants it",
         "tempfile.TemporaryDirectory": "a copy of the store by another codec",
