@@ -61,6 +61,7 @@ STARTS_ENGINES = {*SHARED, "engine", "engines"}
 # What takes minutes begins first, so that both processes end at about the same time.
 LONGEST = (
     "tests/soak/test_kill_precompute.py",
+    "ray",
     "tests/connector/test_architectures.py",
     "server",
     "integrations/llama-index-llms-semkv/tests/test_applications.py",
@@ -110,7 +111,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def _group(item: pytest.Item) -> str:
     fixtures = getattr(item, "fixturenames", ())
     shared = next((name for name in SHARED if name in fixtures), None)
-    return shared or str(item.path.relative_to(ROOT))
+    place = item.path.relative_to(ROOT)
+    if place.parent == Path("tests/on_ray"):
+        return "ray"  # two clusters at once would share the cores of one
+    return shared or str(place)
 
 
 @pytest.fixture(scope="session", autouse=True)

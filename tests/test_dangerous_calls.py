@@ -69,7 +69,6 @@ ALLOWED: dict[str, dict[str, str]] = {
         "tempfile.TemporaryDirectory": "a store for copies under the codecs that are compared",
         ".read_text": "the user's system prompt and template",
         ".write_text": "the report, where the user wants it",
-        "tempfile.TemporaryDirectory": "a copy of the store by another codec",
     },
     "semkv_rag/cli/serve.py": {".read_text": "the operator's file of API keys; JSON"},
     "semkv_rag/corpus/prompt_file.py": {".read_text": "the user's file of prompts; JSON lines"},

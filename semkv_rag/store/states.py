@@ -75,7 +75,7 @@ class StoredStates:
             return None
         id_ = state_id(model, namespace, key)
         try:
-            with self._files.state(path, model=model, state_id=id_) as file:
+            with self._files.state(path, model=model, state_id=id_, for_request=True) as file:
                 return file.state()
         except StateFileError as error:
             if isinstance(error.__cause__, FileNotFoundError):

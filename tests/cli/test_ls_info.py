@@ -11,7 +11,7 @@ def test_ls_lists_sources(semkv: Semkv, root: Path) -> None:
     listed = semkv("ls", "--store", root)
     assert listed.code == 0
     header, *lines = listed.out.splitlines()
-    assert header.split() == ["source", "namespace", "model", "chunks", "updated"]
+    assert header.split() == ["source", "namespace", "model", "chunks", "updated", "pinned"]
     assert [line.split()[:4] for line in lines] == [
         ["a.txt", "other", FINGERPRINT[:16], "2"],
         ["docs/a.txt", "default", FINGERPRINT[:16], "2"],

@@ -13,6 +13,7 @@ from semkv_rag.corpus.capture import CaptureItem
 from semkv_rag.engine.launch import engine_arguments, resolve, transfer_config
 from semkv_rag.errors import EngineError
 from semkv_rag.reuse import token_array
+from semkv_rag.store import place_of
 from tests.reference import PlainModel
 from workbench.answers import SAMPLING, assert_same
 from workbench.chunks import random_tokens
@@ -99,7 +100,7 @@ def test_it_is_refused_before_it_starts(
 ) -> None:
     arch, arguments, words = {**CASES, **BEFORE}[case]
     transfer = transfer_config(
-        tmp_path, index_url=None, reuse=ReuseOptions(), request_namespace=True
+        place_of(tmp_path), index_url=None, reuse=ReuseOptions(), request_namespace=True
     )
     engine_args = {**ENGINE_ARGS, **arguments}
     config, obstacle = resolve(engine_arguments(str(tiny_model(arch)), engine_args), transfer)
@@ -114,7 +115,7 @@ def test_data_parallel_without_experts_is_served(
     tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     transfer = transfer_config(
-        tmp_path, index_url=None, reuse=ReuseOptions(), request_namespace=True
+        place_of(tmp_path), index_url=None, reuse=ReuseOptions(), request_namespace=True
     )
     arguments = {**ENGINE_ARGS, **BEFORE["experts over data parallel ranks"][1]}
     _, obstacle = resolve(engine_arguments(str(tiny_model("qwen3")), arguments), transfer)

@@ -30,7 +30,7 @@ from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.prompt_cache import CallableEncoder, Cascade, PromptCacheOptions
 from semkv_rag.prompt_cache.vectors.index import Vectors
 from semkv_rag.reuse import image_key
-from semkv_rag.store import KVStore
+from semkv_rag.store import KVStore, place_of
 from semkv_rag.store.files import state_file
 from semkv_rag.store.files.tensor_writer import write_tensors
 from workbench.answers import SAMPLING, assert_same
@@ -637,7 +637,7 @@ def test_where_a_model_takes_images_and_there_is_a_store(
     engine: Engine, tiny_model: Callable[[str], Path], reader: Path, tmp_path: Path
 ) -> None:
     transfer = transfer_config(
-        tmp_path, index_url=None, reuse=ReuseOptions(), request_namespace=True
+        place_of(tmp_path), index_url=None, reuse=ReuseOptions(), request_namespace=True
     )
 
     def configured(model: Path, store: Any, **arguments: Any) -> Any:

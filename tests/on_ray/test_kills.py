@@ -81,6 +81,7 @@ class _Unknown:
     def remember(self, _: str) -> None: ...
 
 
+@pytest.mark.soak
 def test_ten_kills(
     ray_here: Any,
     reader: Path,

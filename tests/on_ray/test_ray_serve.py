@@ -19,7 +19,7 @@ from workbench.engines import Engines
 from workbench.settings import ROOT
 from workbench.starts import program
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.soak]
 
 PREFIX = "answer by these passages :"
 CHUNKS = [

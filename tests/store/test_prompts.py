@@ -211,9 +211,13 @@ def test_an_index_of_the_first_revision_is_brought_up_to_date(tmp_path: Path) ->
     with KVStore(tmp_path) as store:
         id_ = made.put(store, 1)
     with sqlite3.connect(tmp_path / "index.sqlite") as connection:
-        for table in ("states", "sightings", "outcomes", "embeddings", "prompts"):
+        for table in (
+            *("states", "sightings", "outcomes", "embeddings", "prompts"),
+            *("limits", "pins"),
+        ):
             connection.execute(f"DROP TABLE {table}")
         connection.execute("DROP INDEX changes_of_namespace")
+        connection.execute("ALTER TABLE chunks DROP COLUMN codec")
         connection.execute("UPDATE alembic_version SET version_num = '0001'")
     connection.close()
     with pytest.raises(StoreError, match="open it for writing once"):

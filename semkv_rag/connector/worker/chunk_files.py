@@ -91,7 +91,7 @@ class ChunkFiles:
 
     def read_ahead(self, task: ReadAhead, model: str) -> None:
         """Read chunks into memory, as far as there is room; have those fetched that are not here."""
-        keys = [ChunkKey(model, task.namespace, chunk_id, codec) for chunk_id, codec in task.chunks]
+        keys = [ChunkKey(model, task.namespace, *chunk) for chunk in task.chunks]
         wait = self._expected(keys)
         if self.memory is None:
             return
@@ -147,12 +147,14 @@ class ChunkFiles:
         path = self._path(key)
         if isinstance(self.files, SharedFiles):
             file = self.files.chunk(path, model=key.model, chunk_id=key.chunk_id, wait=wait)
+            if file.codec.name != key.codec and self.files.forget(path):
+                file.close()  # it was recoded since it was copied
+                file = self.files.chunk(path, model=key.model, chunk_id=key.chunk_id, wait=wait)
         else:
             file = ChunkFile(path, model=key.model, chunk_id=key.chunk_id)
         try:
             file.require(self.shapes)
             if file.codec.name != key.codec:
-                self.files.forget_copy(path)  # another machine may have recoded it
                 raise OtherCodecError(
                     f"chunk {key.chunk_id[:16]} was recoded from {key.codec} to {file.codec.name}"
                     " when it was wanted"

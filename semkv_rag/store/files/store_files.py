@@ -28,13 +28,28 @@ class LocalFiles:
         """A chunk's file, opened as `ChunkFile`."""
         return ChunkFile(path, model=model, chunk_id=chunk_id)
 
-    def state(self, path: Path, *, model: str | None, state_id: str | None = None) -> StateFile:
-        """A state's file, opened as `StateFile`."""
+    def state(
+        self,
+        path: Path,
+        *,
+        model: str | None,
+        state_id: str | None = None,
+        for_request: bool = False,
+    ) -> StateFile:
+        """A state's file, opened as `StateFile`.
+
+        Args:
+            for_request: whether a request waits for it.
+        """
         return StateFile(path, model=model, state_id=state_id)
 
     def may_be(self, path: Path) -> bool:
         """Whether a file may be there; False when it surely is not. Waits for nothing."""
         return status(path) is not None
+
+    def forget(self, path: Path) -> bool:
+        """Remove a copy of a file that stands elsewhere; whether there was one."""
+        return False
 
     def write(self, path: Path, make: Callable[[Path], int]) -> int:
         """Write a file; its bytes. It is there when this returns.
@@ -65,9 +80,6 @@ class LocalFiles:
         for path, seen in paths:
             if identity(path) == seen:
                 remove_if_possible(path)
-
-    def forget_copy(self, path: Path) -> None:
-        """A file is another one than it should be: where it is a copy, the next look fetches it anew."""
 
     def close(self) -> None:
         """Nothing is open."""

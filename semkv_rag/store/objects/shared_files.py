@@ -105,12 +105,25 @@ class SharedFiles(LocalFiles):
         self._fetching.fetch_apart(path, wait)
         return SharedStateFile(path, origin=self, wait=wait, model=model)
 
-    def state(self, path: Path, *, model: str | None, state_id: str | None = None) -> StateFile:
-        """An image's features, from the folder or the object store; waits as a request does."""
-        return SharedStateFile(path, origin=self, wait=self.wait(), model=model, state_id=state_id)
+    def state(
+        self,
+        path: Path,
+        *,
+        model: str | None,
+        state_id: str | None = None,
+        for_request: bool = False,
+    ) -> StateFile:
+        """An image's features, from the folder or the object store."""
+        wait = self.wait(None if for_request else PATIENCE_S)
+        return SharedStateFile(path, origin=self, wait=wait, model=model, state_id=state_id)
 
     def may_be(self, path: Path) -> bool:
         return True
+
+    def forget(self, path: Path) -> bool:
+        there = file_bytes(path) is not None
+        self.cache.drop(path)
+        return there and file_bytes(path) is None
 
     def write(self, path: Path, make: Callable[[Path], int]) -> int:
         try:
@@ -142,9 +155,6 @@ class SharedFiles(LocalFiles):
             self.objects.delete([self.key(path) for path, _ in paths])
         except ObjectStoreError as error:
             logger.warning("semkv: %d objects are not deleted now: %s", len(paths), error)
-
-    def forget_copy(self, path: Path) -> None:
-        self.cache.drop(path)
 
     def close(self) -> None:
         self._fetching.close()

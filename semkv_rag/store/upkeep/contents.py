@@ -57,7 +57,7 @@ class Contents:
         try:
             path = chunk_path(self.root, key.model, key.namespace, key.id, 0)
             with self.files.chunk(path, model=key.model, chunk_id=key.id) as file:
-                header = file.header
+                header, size = file.header, file.size_bytes
             if header.namespace != key.namespace:
                 return None
         except ObjectStoreError:
@@ -65,6 +65,8 @@ class Contents:
         except StoreError:
             return None
         sizes = self._sizes(key, header.world_size)
+        if sizes and sizes[0] not in (None, size) and self.files.forget(path):
+            return self.find(key)  # the copy here is that of before it was recoded
         return None if None in sizes else FoundChunk(header, sum(filter(None, sizes)))
 
     def add(self, keys: Iterable[ChunkKey], *, mending: bool = False) -> set[str]:
@@ -118,7 +120,7 @@ class Contents:
             ((key, chunk),) = found
             paths = chunk_paths(self.root, key, chunk.header.world_size)
             there = [(path, self.files.seen(path)) for path in paths]
-            gone = [GoneFile(key.id, path, seen, self.files) for path, seen in there if seen]
+            gone = [GoneFile(key.id, path, at, self.files) for path, at in there if at]
             unlink(self._database, self.root, gone)
             return error
         return None
