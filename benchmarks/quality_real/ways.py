@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from benchmarks.quality_real.network import Cache, Network
 from benchmarks.quality_real.outcome import Outcome
+from benchmarks.quality_real.shelf import Shelf
 from benchmarks.quality_real.tasks import Task
 from semkv_rag.blend import (
     LOOKED_AT,
@@ -45,10 +45,9 @@ class _Open:
 class Context:
     """A task as a prompt, with full prefill's KV and answer."""
 
-    def __init__(self, network: Network, task: Task, passage: list[int]) -> None:
-        self.network, self.task, self.passage = network, task, passage
+    def __init__(self, network: Network, task: Task, shelf: Shelf) -> None:
+        self.network, self.task, self._shelf = network, task, shelf
         self.open: list[_Open] = []
-        self._lefts: dict[tuple[int, ...], Cache] = {}
         tokenizer = network.tokenizer
         text = tokenizer.apply_chat_template(
             [{"role": "user", "content": INSTRUCTION + "\x00"}],
@@ -104,13 +103,6 @@ class Context:
             )
             logits = self.network.logits(hidden)
 
-    def behind_left(self, left: Sequence[int]) -> Cache:
-        """A left neighbour behind the prefix; once, where chunks stand in their document's order."""
-        key = tuple(left)
-        if key not in self._lefts:
-            self._lefts[key] = self.network.prefill(left, self._prefix_kv)
-        return self._lefts[key]
-
     def stored(self, how: str) -> Cache:
         """The prompt's cache with each chunk as it is stored; the rest is full prefill's.
 
@@ -118,26 +110,12 @@ class Context:
         """
         result = self.full.clone()
         for (first, end), one in zip(self.spans, self.task.passages, strict=True):
-            if how == "prefix":
-                before = self._prefix_kv
-            elif how == "passage" or not one.left:
-                before = self._passages
-            else:
-                before = self.behind_left(one.left)
-            kv, base = self.network.prefill(one.tokens, before), before.keys.shape[2]
-            if how == "prefix":
-                self._lefts[tuple(one.tokens)] = kv
-            result.keys[:, :, first:end] = self.network.moved(kv.keys[:, :, base:], first - base)
-            result.values[:, :, first:end] = kv.values[:, :, base:]
+            left = () if how == "prefix" else tuple(one.left) or self._shelf.passage
+            kv = self._shelf.chunk(tuple(self.prefix), left, tuple(one.tokens))
+            base = len(self.prefix) + len(left)
+            result.keys[:, :, first:end] = self.network.moved(kv.keys, first - base)
+            result.values[:, :, first:end] = kv.values
         return result
-
-    @cached_property
-    def _prefix_kv(self) -> Cache:
-        return self.network.prefill(self.prefix)
-
-    @cached_property
-    def _passages(self) -> Cache:
-        return self.network.prefill(self.passage, self._prefix_kv)
 
     def answered(self, cache: Cache, charged: float) -> Outcome:
         """The question over a blended cache, with full prefill's answer handed to it."""
