@@ -45,6 +45,9 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=192, help="of each passage, at most")
     parser.add_argument("--family", action="append", help="only these; may be given several times")
+    parser.add_argument(
+        "--shared", action="store_true", help="a question of each family on each context"
+    )
     parser.add_argument("--order", choices=("retrieved", "document"), help="both, if left out")
     parser.add_argument("--set", choices=tuple(SETS), default="study", help="which ways")
     parser.add_argument(
@@ -69,6 +72,7 @@ def main() -> None:
         "families": arguments.family,
         "order": arguments.order,
         "set": arguments.set,
+        "shared": arguments.shared or None,
         "only": arguments.way,
         "data": None if arguments.data is None else arguments.data.name,
         "dtype": "bfloat16",
@@ -85,11 +89,12 @@ def main() -> None:
         arguments.family,
         arguments.data,
         arguments.order,
+        shared=arguments.shared,
     )
     began = time.monotonic()
-    for number in range(len(rows), arguments.contexts):
-        task = made.task(number, arguments.passages)
-        rows.append(measure(network, task, shelf, ways))
+    for number in range(len({row["context"] for row in rows}), arguments.contexts):
+        for task in made.tasks(number, arguments.passages):
+            rows.append({"context": number, **measure(network, task, shelf, ways)})
         save(name, {**about, "contexts": rows})
         done = number + 1
         print(f"{done} of {arguments.contexts}, {time.monotonic() - began:.0f} s", flush=True)

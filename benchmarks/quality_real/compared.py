@@ -67,11 +67,14 @@ class Compared:
 
 def _published(name: str, charge: float, it: Compared) -> Outcome | None:
     ratio = it.alone.ratio_checked(charge)
-    return None if ratio is None else it.alone.checked(PUBLISHED[name](), ratio)
+    if ratio is None:
+        return None
+    return it.alone.checked(f"{name} {charge}", PUBLISHED[name](), ratio)
 
 
 def _published_left(it: Compared) -> Outcome:
-    return it.both.checked(PublishedKVDeviation(), it.both.ratio_checked(0.15) or 0.0)
+    ratio = it.both.ratio_checked(0.15) or 0.0
+    return it.both.checked("left", PublishedKVDeviation(), ratio)
 
 
 def _asked(it: Compared) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.quality_real.network import Cache, Network
 from benchmarks.quality_real.outcome import Outcome
-from benchmarks.quality_real.shelf import Shelf
+from benchmarks.quality_real.shelf import Made, Shelf
 from benchmarks.quality_real.tasks import Task
 from semkv_rag.blend import (
     LOOKED_AT,
@@ -74,12 +75,21 @@ class Context:
             reused[first:end] = True
             self.rank[first:end] = torch.arange(end - first)
         self.reused = reused
-        whole = tokens + self.question
-        full = network.cache(len(whole) + MAX_ANSWER + 1)
-        hidden = network.run(network.embed(whole), torch.arange(len(whole)), full)
-        self.full = full
-        self.answer, self.full_log = self._decode(full, network.logits(hidden[-1:]), len(whole))
+        self.full = full = self.room_behind(self.once("full", lambda: network.prefill(tokens)))
+        places = torch.arange(self.end, self.end + len(self.question))
+        hidden = network.run(network.embed(self.question), places, full)
+        self.answer, self.full_log = self._decode(
+            full, network.logits(hidden[-1:]), self.end + len(self.question)
+        )
         self.full_text = tokenizer.decode(self.answer, skip_special_tokens=True)
+
+    def once(self, name: str, make: Callable[[], Made]) -> Made:
+        """What does not depend on the question, made once for all questions on these passages."""
+        return self._shelf.once(tuple(self.tokens), name, make)
+
+    def room_behind(self, cache: Cache) -> Cache:
+        """A prompt's cache with empty places for question and answer."""
+        return cache.joined(self.network.cache(len(self.question) + MAX_ANSWER + 1))
 
     def bare_text(self) -> str:
         """The answer without any passage."""
@@ -277,8 +287,18 @@ class Stored:
         picked = left / (layers - check - 1) - fresh
         return picked / len(self.candidates) if picked >= 1 else None
 
-    def checked(self, kind: Selector, ratio: float, check: int = 1) -> Outcome:
-        """A published rule with a check layer, charged for it. Only what it picks stays fresh."""
+    def checked(self, name: str, kind: Selector, ratio: float, check: int = 1) -> Outcome:
+        """A published rule with a check layer, charged for it. Only what it picks stays fresh.
+
+        Args:
+            name: the way's, by which its blend is kept for the next question on the same passages.
+        """
+        cache, cost = self.context.once(name, lambda: self._checked(kind, ratio, check))
+        charged = cost / (self.network.layers * self.context.end)
+        return self.context.answered(self.context.room_behind(cache), charged)
+
+    def _checked(self, kind: Selector, ratio: float, check: int) -> tuple[Cache, int]:
+        """The cache up to the question, and the tokens times layers that it took."""
         network, before = self.network, self.network.rows
         cache = self.cache.clone()
         places = torch.cat((self.candidates, self.fresh)).sort().values
@@ -303,7 +323,8 @@ class Stored:
         network.run(hidden[go], places[go], cache, first=check)
         cost = network.rows - before
         cost += int((~go).sum())  # the check layer is charged in full
-        return self.context.answered(cache, cost / (network.layers * self.context.end))
+        end = self.context.end
+        return Cache(cache.keys[:, :, :end].clone(), cache.values[:, :, :end].clone()), cost
 
 
 def asked_score(stored: Stored, selector: str, sensitivity: Tensor | None = None) -> Tensor:
