@@ -7,6 +7,9 @@ RULER's family and the questions on `examples/articles`, half of them with passa
 half as a retriever orders them; or, with `--data FILE`, records of MuSiQue's form. In plain PyTorch,
 bfloat16, one prompt at a time; all that a way computes is counted as its charge.
 
+For long contexts, `--set long` leaves out what costs another full prefill, and `--shared` asks one
+question of each of four families on the same passages, which must be at least 12.
+
 Writes build/bench/quality_real_<model>.json after each context, from which a stopped run goes on, and a
 plot at the end. About 15 seconds a context of 800 tokens on two cores for a model of 0.5 billion
 parameters.

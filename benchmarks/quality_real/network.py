@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from semkv_rag.blend import squared_attention
@@ -97,19 +96,13 @@ class Network:
         self.rows += len(places) * (end - first)
         length = int(places[-1]) + 1
         mask = torch.arange(length)[None] <= places[:, None] if seen is not None else None
-        whole = len(places) == length
         for number in range(first, end):
             layer = self._decoder.layers[number]
             query, key, value = self._projected(number, hidden, places)
             cache.keys[number][:, places] = key
             cache.values[number][:, places] = value
             keys, values = cache.keys[number][:, :length], cache.values[number][:, :length]
-            if whole:
-                mixed = scaled_dot_product_attention(
-                    query[None], keys[None], values[None], is_causal=True, enable_gqa=True
-                )[0]
-            else:
-                mixed = _attended(query, keys, values, places)
+            mixed = _attended(query, keys, values, places)
             if seen is not None and mask is not None:
                 seen.append(
                     squared_attention(
@@ -193,7 +186,8 @@ class Network:
 def _attended(query: Tensor, keys: Tensor, values: Tensor, places: Tensor) -> Tensor:
     """What rows at `places` see of what stands up to them, [heads, rows, head_dim], in float32.
 
-    For some rows over many keys several times as fast as PyTorch's kernel for bfloat16 on a CPU.
+    For few rows over many keys several times as fast as PyTorch's kernel for bfloat16 on a CPU. All rows
+    come here, those of full prefill too, so that no two ways differ by their kernels.
 
     Args:
         query: [heads, rows, head_dim].
