@@ -63,7 +63,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     network = Network(arguments.model)
-    shelf = Shelf(network)
+    shelf = Shelf(network, shared=arguments.shared)
     ways = (BASE, *arguments.way) if arguments.way else SETS[arguments.set]
     name = f"quality_real_{arguments.name or network.name}"
     kept = OUTPUT / f"{name}.json"

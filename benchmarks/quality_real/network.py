@@ -13,12 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from semkv_rag.blend import squared_attention
-
-ROWS = 128
-"""So many are attended with at a time."""
 
 
 @dataclass
@@ -95,15 +93,23 @@ class Network:
         end = self.layers if last is None else last
         self.rows += len(places) * (end - first)
         length = int(places[-1]) + 1
-        mask = torch.arange(length)[None] <= places[:, None] if seen is not None else None
+        mask = torch.arange(length)[None] <= places[:, None]
+        whole = len(places) == length
         for number in range(first, end):
             layer = self._decoder.layers[number]
             query, key, value = self._projected(number, hidden, places)
             cache.keys[number][:, places] = key
             cache.values[number][:, places] = value
             keys, values = cache.keys[number][:, :length], cache.values[number][:, :length]
-            mixed = _attended(query, keys, values, places)
-            if seen is not None and mask is not None:
+            mixed = scaled_dot_product_attention(
+                query[None],
+                keys[None],
+                values[None],
+                attn_mask=None if whole else mask,
+                is_causal=whole,
+                enable_gqa=True,
+            )[0]
+            if seen is not None:
                 seen.append(
                     squared_attention(
                         query.transpose(0, 1),
@@ -129,13 +135,13 @@ class Network:
                     key[:, row],
                     value[:, row],
                 )
-                one = _attended(
-                    query[:, row : row + 1],
-                    cache.keys[number][:, : place + 1],
-                    cache.values[number][:, : place + 1],
-                    at[row : row + 1],
+                one = scaled_dot_product_attention(
+                    query[None, :, row : row + 1],
+                    cache.keys[number][None, :, : place + 1],
+                    cache.values[number][None, :, : place + 1],
+                    enable_gqa=True,
                 )
-                mixed.append(one.flatten())
+                mixed.append(one[0, :, 0].flatten())
             hidden = hidden + layer.self_attn.o_proj(torch.stack(mixed))
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         return self.logits(self._decoder.norm(hidden))
@@ -181,34 +187,6 @@ class Network:
         query = _rotated(query.float(), cos, sin).to(hidden.dtype)
         key = _rotated(key.float(), cos, sin).to(hidden.dtype)
         return query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
-
-
-def _attended(query: Tensor, keys: Tensor, values: Tensor, places: Tensor) -> Tensor:
-    """What rows at `places` see of what stands up to them, [heads, rows, head_dim], in float32.
-
-    For few rows over many keys several times as fast as PyTorch's kernel for bfloat16 on a CPU. All rows
-    come here, those of full prefill too, so that no two ways differ by their kernels.
-
-    Args:
-        query: [heads, rows, head_dim].
-        keys, values: [kv_heads, tokens, head_dim].
-        places: [rows], ascending.
-    """
-    heads, rows, size = query.shape
-    kv_heads = len(keys)
-    wanted = (query.float() * size**-0.5).view(kv_heads, -1, rows, size)
-    mixed = torch.empty(wanted.shape)
-    for head in range(kv_heads):
-        ours, theirs = keys[head].float().T, values[head].float()
-        for first in range(0, rows, ROWS):
-            at = places[first : first + ROWS]
-            length = int(at[-1]) + 1
-            part = wanted[head, :, first : first + ROWS]
-            logits = (part.reshape(-1, size) @ ours[:, :length]).view(*part.shape[:2], length)
-            logits.masked_fill_(torch.arange(length) > at[:, None], -torch.inf)
-            shares = logits.softmax(-1).view(-1, length)
-            mixed[head, :, first : first + ROWS] = (shares @ theirs[:length]).view(part.shape)
-    return mixed.view(heads, rows, size).to(query.dtype)
 
 
 def _rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

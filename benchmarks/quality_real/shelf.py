@@ -19,10 +19,12 @@ class Shelf:
     """What chunks are behind other text, each computed once while it is kept.
 
     Attributes:
+        shared: whether several questions are asked on the same passages.
         passage: the built-in text that stands in the place of a missing left neighbour.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, *, shared: bool = False) -> None:
+        self.shared = shared
         self._network = network
         self.passage = tuple(network.tokenizer.encode(PASSAGE, add_special_tokens=False))
         self.chunk = lru_cache(KEPT)(self._computed)

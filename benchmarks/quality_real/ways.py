@@ -75,12 +75,15 @@ class Context:
             reused[first:end] = True
             self.rank[first:end] = torch.arange(end - first)
         self.reused = reused
-        self.full = full = self.room_behind(self.once("full", lambda: network.prefill(tokens)))
-        places = torch.arange(self.end, self.end + len(self.question))
-        hidden = network.run(network.embed(self.question), places, full)
-        self.answer, self.full_log = self._decode(
-            full, network.logits(hidden[-1:]), self.end + len(self.question)
-        )
+        # With one question all is one pass, as in the engine; with several the passages' is kept.
+        whole, done = tokens + self.question, self.end if shelf.shared else 0
+        if shelf.shared:
+            full = self.room_behind(self.once("full", lambda: network.prefill(tokens)))
+        else:
+            full = network.cache(len(whole) + MAX_ANSWER + 1)
+        self.full = full
+        hidden = network.run(network.embed(whole[done:]), torch.arange(done, len(whole)), full)
+        self.answer, self.full_log = self._decode(full, network.logits(hidden[-1:]), len(whole))
         self.full_text = tokenizer.decode(self.answer, skip_special_tokens=True)
 
     def once(self, name: str, make: Callable[[], Made]) -> Made:
