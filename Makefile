@@ -82,7 +82,7 @@ bench: setup model
 	$(RUN) benchmarks/paraphrases.py
 	$(RUN) benchmarks/vqa.py
 	$(RUN) -m benchmarks.quality_real build/smollm2
-	$(RUN) -m benchmarks.quality_real build/smollm2 --presets --seed 1 --name smollm2_held
+	$(RUN) -m benchmarks.quality_real build/smollm2 --set presets --seed 1 --name smollm2_held
 
 # Pin every package again, from requirements/cpu.in. Needs uv; find-links is where a CPU build of torch is.
 lock:

@@ -33,6 +33,12 @@ class Cache:
     def clone(self) -> Cache:
         return Cache(self.keys.clone(), self.values.clone())
 
+    def joined(self, other: Cache) -> Cache:
+        """This and what stands behind it."""
+        return Cache(
+            torch.cat((self.keys, other.keys), 2), torch.cat((self.values, other.values), 2)
+        )
+
 
 class Network:
     """A model of Llama's, Qwen2's or Qwen3's kind, out of a Hugging Face folder."""

@@ -2,7 +2,8 @@
 
     python -m benchmarks.quality_real.report build/bench/quality_real_smollm2.json [MORE] [--plot FILE]
 
-prints the tables in Markdown, of all files together.
+prints the tables in Markdown, of all files together; with `--beside`, one short table in which each file
+has its own columns.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,19 @@ ABLE = 0.2
 """A family counts where full prefill is so much above no passages."""
 BASE = "head: as stored"
 """Plain reuse. In the names of ways, which are keys of the files, `head` is the prompt prefix."""
+
+RIVALS = ("head: kv_deviation_published, 15 %", "head: k_deviation_published, 15 %")
+"""What others have published, at equal charge."""
+OURS = "left: sensitivity_attention, 15 %"
+TOLD = {
+    BASE: "plain reuse: behind the prompt prefix, nothing computed",
+    "left: as stored": "behind the neighbour, nothing computed",
+    "fast": "`fast`",
+    "fast, auto": '`fast`, `ratio="auto"`',
+    "balanced": "`balanced`",
+    "balanced, auto": '`balanced`, `ratio="auto"`',
+    "exact": "`exact`",
+}
 
 Row = dict[str, Any]
 
@@ -44,26 +58,39 @@ def table(rows: Sequence[Row]) -> dict[str, list[dict[str, Any]]]:
     return {name: [_line(group, way) for way in _ways(group)] for name, group in groups.items()}
 
 
+def told(way: str) -> str:
+    """A way's name as the documentation has it."""
+    if way in TOLD:
+        return TOLD[way]
+    name = way.replace("kv_deviation_published", "CacheBlend as published")
+    name = name.replace("k_deviation_published", "LMCache's rule").removeprefix("head: ")
+    name = name.replace("left only: ", "all behind the neighbour, ")
+    name = name.replace("left: ", "behind the neighbour, ").replace(", oracle", ", the oracle")
+    return re.sub("(query_attention|sensitivity_attention)", r"`\1`", name)
+
+
 def markdown(rows: Sequence[Row]) -> str:
     """The tables of docs/quality-real.md: all contexts, and the kept score by family."""
     able = able_families(rows)
     lines = [
-        "| way | charged % | KL, mean / median | equal tokens % | whole answers % | score kept %"
+        "| | charged % | KL, nats a token | equal tokens % | score kept %"
         " | loss given back, median % | worse than plain reuse % |",
-        "|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|",
     ]
     for line in table(rows)["all"]:
         mean, low, high = line["kl"]
+        of = "" if line["contexts"] == len(rows) else f" ({line['contexts']} contexts)"
+        plain = line["way"] == BASE
+        given = "" if plain else _percent(line["given_back_median"])
+        worse = "" if plain else f"{100 * line['worse_than_plain_reuse']:.0f}"
         lines.append(
-            f"| {line['way']} | {100 * line['charged']:.1f} "
-            f"| {mean:.4f} [{low:.4f}, {high:.4f}] / {line['kl_median']:.4f} "
-            f"| {_percent(line['equal_tokens'])} | {100 * line['whole_answers']:.0f} "
-            f"| {_percent(line['score_kept'])} | {_percent(line['given_back_median'])} "
-            f"| {100 * line['worse_than_plain_reuse']:.0f} |"
+            f"| {told(line['way'])}{of} | {100 * line['charged']:.1f} "
+            f"| {mean:.4f} [{low:.4f}, {high:.4f}] | {_percent(line['equal_tokens'])} "
+            f"| {_percent(line['score_kept'])} | {given} | {worse} |"
         )
-    ways = _ways(rows)
-    lines += ["", "| score % | " + " | ".join(able) + " |", "|---|" + "---|" * len(able)]
-    for name in ("full", "bare", *ways):
+    counts = [f"{name} ({sum(row['family'] == name for row in rows)})" for name in able]
+    lines += ["", "| score % | " + " | ".join(counts) + " |", "|---|" + "---|" * len(able)]
+    for name in ("full", "bare", *_ways(rows)):
         cells = []
         for family in able:
             some = [row for row in rows if row["family"] == family]
@@ -73,20 +100,77 @@ def markdown(rows: Sequence[Row]) -> str:
                 if name in ("full", "bare") or name in row["ways"]
             ]
             cells.append(f"{100 * float(np.mean(scores)):.0f}" if scores else "-")
-        told = {"full": "full prefill", "bare": "no passages"}.get(name, name)
-        lines.append(f"| {told} | " + " | ".join(cells) + " |")
+        first = {"full": "full prefill", "bare": "no passages"}.get(name) or told(name)
+        lines.append(f"| {first} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def beside(parts: Mapping[str, Sequence[Row]]) -> str:
+    """Several groups of contexts, each in its own columns: charge, KL, equal tokens, score kept."""
+    ways = list(dict.fromkeys(way for rows in parts.values() for way in _ways(rows)))
+    lines = [
+        "| | " + " | ".join(f"{name}: charged %, KL, equal tokens %" for name in parts) + " |",
+        "|---|" + "---|" * len(parts),
+    ]
+    tables = {
+        name: {line["way"]: line for line in table(rows)["all"]} for name, rows in parts.items()
+    }
+    for way in ways:
+        cells = []
+        for lines_of in tables.values():
+            line = lines_of.get(way)
+            if line is None:
+                cells.append("-")
+                continue
+            mean, low, high = line["kl"]
+            cells.append(
+                f"{100 * line['charged']:.1f}, {mean:.3f} [{low:.3f}, {high:.3f}], "
+                f"{_percent(line['equal_tokens'])}"
+            )
+        lines.append(f"| {told(way)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def right_answers(rows: Sequence[Row]) -> str:
+    """How many answers are right where one thing is asked for, and which full prefill has otherwise."""
+    some = [row for row in rows if len(row["wanted"]) == 1]
+    lines = [
+        f"| | right of {len(some)} | right where full prefill is wrong | wrong where it is right |",
+        "|---|---|---|---|",
+        f"| full prefill | {sum(row['full'] == 1 for row in some)} | | |",
+    ]
+    for way in _ways(some):
+        pairs = [(row["full"] == 1, row["ways"][way]["score"] == 1) for row in some]
+        lines.append(
+            f"| {told(way)} | {sum(mine for _, mine in pairs)} "
+            f"| {sum(mine and not full for full, mine in pairs)} "
+            f"| {sum(full and not mine for full, mine in pairs)} |"
+        )
+    return "\n".join(lines)
+
+
+def against(rows: Sequence[Row], ours: str, theirs: str) -> dict[str, list[float]]:
+    """One way less another on the same contexts: KL, equal tokens and score, with intervals."""
+    both = [row for row in rows if ours in row["ways"] and theirs in row["ways"]]
+
+    def less(field: str) -> list[float]:
+        return _interval(
+            both,
+            lambda some: np.mean(_each(some, ours, field)) - np.mean(_each(some, theirs, field)),
+        )
+
+    return {field: less(field) for field in ("kl", "equal", "score")}
 
 
 def risks(rows: Sequence[Row]) -> list[tuple[float, float]]:
     """Every blend's expected loss and the loss that came of it, the lower expectation first."""
-    told = [
+    pairs = [
         (float(way["risk"]["loss"]), float(way["kl"]))
         for row in rows
         for way in row["ways"].values()
         if "loss" in way["risk"]
     ]
-    return sorted(told)
+    return sorted(pairs)
 
 
 def reliability(rows: Sequence[Row], bins: int = 6) -> str:
@@ -156,22 +240,29 @@ def _worse(row: Row, way: str) -> bool:
 
 
 def _interval(rows: Sequence[Row], of: Callable[[Sequence[Row]], Any]) -> list[float]:
-    """The value and its 95 % interval."""
+    """The value and its 95 % interval: contexts drawn anew, each with all questions on it."""
     if not rows:
         return []
+    contexts: dict[Any, list[Row]] = {}
+    for number, row in enumerate(rows):
+        contexts.setdefault(row.get("context", number), []).append(row)
+    groups = list(contexts.values())
     rng = np.random.default_rng(0)
-    drawn = [of([rows[i] for i in rng.integers(len(rows), size=len(rows))]) for _ in range(DRAWS)]
+    drawn = []
+    for _ in range(DRAWS):
+        some = [groups[i] for i in rng.integers(len(groups), size=len(groups))]
+        drawn.append(of([row for group in some for row in group]))
     low, high = np.percentile(drawn, [2.5, 97.5])
     return [round(float(value), 4) for value in (of(rows), low, high)]
 
 
 def draw(figure: Any, rows: Sequence[Row]) -> None:
     """KL and kept score by charge; of the presets, how the expected loss holds."""
-    if told := risks(rows):
+    if pairs := risks(rows):
         axis = figure.subplots()
-        expected, lost = np.array(told).T
+        expected, lost = np.array(pairs).T
         axis.loglog(expected + 1e-5, lost + 1e-5, ".", alpha=0.3, label="a blend")
-        parts = np.array_split(np.array(told), 8)
+        parts = np.array_split(np.array(pairs), 8)
         means = np.array([part.mean(0) for part in parts])
         axis.loglog(*means.T, marker="o", label="mean of an eighth")
         axis.loglog([1e-4, 1], [1e-4, 1], color="grey", lw=1, label="as expected")
@@ -197,10 +288,20 @@ def draw(figure: Any, rows: Sequence[Row]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    parser.add_argument("--beside", action="store_true", help="the files in columns")
     parser.add_argument("--plot", type=Path)
     arguments = parser.parse_args()
-    every = [row for file in arguments.files for row in json.loads(file.read_text())["contexts"]]
+    parts = {file.stem.removeprefix("quality_real_"): contexts(file) for file in arguments.files}
+    if arguments.beside:
+        print(beside(parts))
+        return
+    every = [row for rows in parts.values() for row in rows]
     print(markdown(every))
+    print("\n" + right_answers(every))
+    ways = _ways(every)
+    for theirs in RIVALS:
+        if OURS in ways and theirs in ways:
+            print(f"\n{told(OURS)}, less {told(theirs)}: {against(every, OURS, theirs)}")
     if risks(every):
         print("\n" + reliability(every))
     if arguments.plot is not None:
@@ -209,6 +310,12 @@ def main() -> None:
         figure = Figure(figsize=(7, 4.5), layout="constrained")
         draw(figure, every)
         figure.savefig(arguments.plot, dpi=120)
+
+
+def contexts(file: Path) -> list[Row]:
+    """A file's rows, each with a context's name that no other file has."""
+    rows: list[Row] = json.loads(file.read_text())["contexts"]
+    return [row | {"context": (file.stem, row.get("context", n))} for n, row in enumerate(rows)]
 
 
 if __name__ == "__main__":

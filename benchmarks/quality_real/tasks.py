@@ -9,22 +9,14 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.quality_real.haystack import Haystack, Passage
 from benchmarks.quality_real.words import CITIES, WORDS
-from semkv_rag.corpus.split import split_text
-
-
-@dataclass(frozen=True)
-class Passage:
-    """A chunk and the one before it in its document, tokens; no neighbour for a document's first."""
-
-    tokens: list[int]
-    left: list[int]
 
 
 @dataclass(frozen=True)
@@ -52,75 +44,6 @@ class Task:
 
 def _plain(text: str) -> str:
     return " ".join(re.findall(r"[^\W_]+(?:\.\d+)?", text.lower().replace(",", "")))
-
-
-class Haystack:
-    """Documents that needles are hidden in, cut into chunks of `size` tokens."""
-
-    def __init__(self, folder: Path, tokenizer: Any, size: int) -> None:
-        self._tokenizer, self._size = tokenizer, size
-        self.texts = {
-            str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*.md"))
-        }
-
-    def cut(self, text: str) -> list[Passage]:
-        chunks = split_text(text, self._tokenizer, self._size, markdown=True)
-        tokens = [self._tokenizer.encode(one.text, add_special_tokens=False) for one in chunks]
-        return [
-            Passage(one, tokens[number - 1] if number else []) for number, one in enumerate(tokens)
-        ]
-
-    def with_needles(
-        self, rng: random.Random, needles: Sequence[str], passages: int, order: str
-    ) -> list[Passage]:
-        """`passages` chunks among which those with the needles are; each needle in a document of its own
-        (`retrieved`), or all in the documents that stand behind each other (`document`)."""
-        names = rng.sample(list(self.texts), k=min(len(self.texts), max(passages, len(needles))))
-        if order == "document":
-            run: list[Passage] = []
-            sentences = [_sentences(self.texts[name]) for name in names]
-            budget, parts = passages * self._size, []
-            for one in sentences:
-                parts.append(one)
-                if sum(len(" ".join(p)) for p in parts) / 4.2 > budget:
-                    break
-            for place, needle in enumerate(needles):
-                part = parts[place * len(parts) // len(needles)]
-                part.insert(rng.randrange(1, min(len(part), 25)), needle)
-            for part in parts:
-                run += self.cut(" ".join(part))
-            return _holding(run, [self._mark(n) for n in needles], passages)
-        chosen: list[Passage] = []
-        for needle, name in zip(needles, names, strict=False):
-            part = _sentences(self.texts[name])
-            part.insert(rng.randrange(1, len(part)), needle)
-            cut = self.cut(" ".join(part))
-            chosen.append(_holding(cut, [self._mark(needle)], 1)[0])
-        for name in names[len(needles) : passages]:
-            chosen.append(rng.choice(self.cut(self.texts[name])))
-        rng.shuffle(chosen)
-        return chosen
-
-    def _mark(self, needle: str) -> Callable[[Passage], bool]:
-        return lambda one: needle in self._tokenizer.decode(one.tokens)
-
-
-def _holding(
-    run: list[Passage], marks: Sequence[Callable[[Passage], bool]], passages: int
-) -> list[Passage]:
-    """`passages` of the run, in its order, those that hold a mark among them."""
-    keep = {next((i for i, one in enumerate(run) if mark(one)), -1) for mark in marks} - {-1}
-    if passages == 1 and not keep:
-        return run[:1]
-    for number in range(len(run)):
-        if len(keep) >= passages:
-            break
-        keep.add(number)
-    return [run[number] for number in sorted(keep)]
-
-
-def _sentences(text: str) -> list[str]:
-    return re.split(r"(?<=[.!?])\s+", text)
 
 
 def fact(hay: Haystack, rng: random.Random, passages: int, order: str) -> Task:
@@ -268,6 +191,34 @@ FAMILIES = {
     "common words": common_words,
 }
 
+SHARED = ("one fact", "single needle", "several values", "several questions")
+"""The families that both models can do."""
+
+
+class _Gathering(Haystack):
+    """Notes needles down and hides none."""
+
+    def __init__(self) -> None:
+        self.needles: list[str] = []
+
+    def with_needles(
+        self, rng: random.Random, needles: Sequence[str], passages: int, order: str
+    ) -> list[Passage]:
+        self.needles += needles
+        return []
+
+
+def shared(hay: Haystack, rng: random.Random, passages: int, order: str) -> list[Task]:
+    """A question of each family of `SHARED` on the same passages, which hold the needles of all."""
+    while True:
+        gathering = _Gathering()
+        tasks = [FAMILIES[name](gathering, rng, passages, order) for name in SHARED]
+        asked_for = re.findall(r"numbers? for (\w+)", " ".join(gathering.needles))
+        if len(set(asked_for)) == len(gathering.needles) - 4 - 2:
+            break  # no word is another family's key: of 12 needles 4 are codes, and 3 have one key
+    chosen = hay.with_needles(rng, gathering.needles, passages, order)
+    return [replace(task, passages=chosen) for task in tasks]
+
 
 class Maker:
     """Makes the study's tasks, each from its number alone."""
@@ -281,6 +232,8 @@ class Maker:
         families: Sequence[str] | None = None,
         data: Path | None = None,
         order: str | None = None,
+        *,
+        shared: bool = False,
     ) -> None:
         self._hay = Haystack(articles, tokenizer, size)
         self._questions = json.loads((articles / "questions.json").read_text())
@@ -288,28 +241,43 @@ class Maker:
         self._records = json.loads(data.read_text()) if data is not None else None
         self._orders = ("retrieved", "document") if order is None else (order, order)
         self._families = list(families or (*FAMILIES, "articles"))
+        self._shared = shared
 
-    def task(self, number: int, passages: int) -> Task:
+    def tasks(self, number: int, passages: int) -> list[Task]:
+        """A context's tasks: one, or with `shared` those of all families on it."""
         rng = random.Random(f"{self._seed} {number}")
-        turn, place = divmod(number, len(self._families))
-        order = self._orders[turn % 2]
+        if self._shared:
+            return shared(self._hay, rng, passages, self._orders[number % 2])
         if self._records is not None:
             order = self._orders[number % 2]
-            return self._recorded(self._records[number % len(self._records)], rng, passages, order)
+            record = self._records[number % len(self._records)]
+            return [self._recorded(record, rng, passages, order)]
+        turn, place = divmod(number, len(self._families))
+        order = self._orders[turn % 2]
         family = self._families[place]
         if family == "articles":
-            return on_articles(self._hay, rng, passages, order, self._questions, turn)
-        return FAMILIES[family](self._hay, rng, passages, order)
+            return [on_articles(self._hay, rng, passages, order, self._questions, turn)]
+        return [FAMILIES[family](self._hay, rng, passages, order)]
 
     def _recorded(self, record: Any, rng: random.Random, passages: int, order: str) -> Task:
-        """A record of MuSiQue's form: its passages, those of the answer first, in the wanted order."""
-        encode = lambda text: self._tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
-        texts = [encode(one["text"])[: self._size] for one in record["ctxs"]]
-        chosen = [
-            Passage(one, texts[at - 1] if at else [])
-            for at, one in enumerate(texts[: passages + 1])
-        ][1:]
-        if order == "retrieved":
-            rng.shuffle(chosen)
+        """A record of MuSiQue's form: half of the passages hold an answer, if so many of its own do.
+
+        They are slices of one text, so that each one's left neighbour is the one before it.
+        """
         wanted = record.get("answers") or [record["answer"]]
+        texts = [one["text"] for one in record["ctxs"]]
+        tokens = [
+            self._tokenizer.encode(text, add_special_tokens=False)[: self._size] for text in texts
+        ]
+        holds = [n for n, text in enumerate(texts) if _any_in(wanted, text)]
+        keep = holds[: passages // 2]
+        others = [n for n in range(len(texts)) if n not in keep]
+        keep = sorted(keep + rng.sample(others, min(len(others), passages - len(keep))))
+        if order == "retrieved":
+            rng.shuffle(keep)
+        chosen = [Passage(tokens[n], tokens[n - 1] if n else []) for n in keep]
         return Task("records", order, chosen, record["question"], wanted, any_of=True)
+
+
+def _any_in(wanted: Sequence[str], text: str) -> bool:
+    return any(f" {_plain(one)} " in f" {_plain(text)} " for one in wanted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from benchmarks.quality_real.network import Cache, Network
 from benchmarks.quality_real.outcome import Outcome
+from benchmarks.quality_real.shelf import Made, Shelf
 from benchmarks.quality_real.tasks import Task
 from semkv_rag.blend import (
     LOOKED_AT,
@@ -45,10 +46,9 @@ class _Open:
 class Context:
     """A task as a prompt, with full prefill's KV and answer."""
 
-    def __init__(self, network: Network, task: Task, passage: list[int]) -> None:
-        self.network, self.task, self.passage = network, task, passage
+    def __init__(self, network: Network, task: Task, shelf: Shelf) -> None:
+        self.network, self.task, self._shelf = network, task, shelf
         self.open: list[_Open] = []
-        self._lefts: dict[tuple[int, ...], Cache] = {}
         tokenizer = network.tokenizer
         text = tokenizer.apply_chat_template(
             [{"role": "user", "content": INSTRUCTION + "\x00"}],
@@ -75,12 +75,24 @@ class Context:
             reused[first:end] = True
             self.rank[first:end] = torch.arange(end - first)
         self.reused = reused
-        whole = tokens + self.question
-        full = network.cache(len(whole) + MAX_ANSWER + 1)
-        hidden = network.run(network.embed(whole), torch.arange(len(whole)), full)
+        # With one question all is one pass, as in the engine; with several the passages' is kept.
+        whole, done = tokens + self.question, self.end if shelf.shared else 0
+        if shelf.shared:
+            full = self.room_behind(self.once("full", lambda: network.prefill(tokens)))
+        else:
+            full = network.cache(len(whole) + MAX_ANSWER + 1)
         self.full = full
+        hidden = network.run(network.embed(whole[done:]), torch.arange(done, len(whole)), full)
         self.answer, self.full_log = self._decode(full, network.logits(hidden[-1:]), len(whole))
         self.full_text = tokenizer.decode(self.answer, skip_special_tokens=True)
+
+    def once(self, name: str, make: Callable[[], Made]) -> Made:
+        """What does not depend on the question, made once for all questions on these passages."""
+        return self._shelf.once(tuple(self.tokens), name, make)
+
+    def room_behind(self, cache: Cache) -> Cache:
+        """A prompt's cache with empty places for question and answer."""
+        return cache.joined(self.network.cache(len(self.question) + MAX_ANSWER + 1))
 
     def bare_text(self) -> str:
         """The answer without any passage."""
@@ -104,13 +116,6 @@ class Context:
             )
             logits = self.network.logits(hidden)
 
-    def behind_left(self, left: Sequence[int]) -> Cache:
-        """A left neighbour behind the prefix; once, where chunks stand in their document's order."""
-        key = tuple(left)
-        if key not in self._lefts:
-            self._lefts[key] = self.network.prefill(left, self._prefix_kv)
-        return self._lefts[key]
-
     def stored(self, how: str) -> Cache:
         """The prompt's cache with each chunk as it is stored; the rest is full prefill's.
 
@@ -118,26 +123,12 @@ class Context:
         """
         result = self.full.clone()
         for (first, end), one in zip(self.spans, self.task.passages, strict=True):
-            if how == "prefix":
-                before = self._prefix_kv
-            elif how == "passage" or not one.left:
-                before = self._passages
-            else:
-                before = self.behind_left(one.left)
-            kv, base = self.network.prefill(one.tokens, before), before.keys.shape[2]
-            if how == "prefix":
-                self._lefts[tuple(one.tokens)] = kv
-            result.keys[:, :, first:end] = self.network.moved(kv.keys[:, :, base:], first - base)
-            result.values[:, :, first:end] = kv.values[:, :, base:]
+            left = () if how == "prefix" else tuple(one.left) or self._shelf.passage
+            kv = self._shelf.chunk(tuple(self.prefix), left, tuple(one.tokens))
+            base = len(self.prefix) + len(left)
+            result.keys[:, :, first:end] = self.network.moved(kv.keys, first - base)
+            result.values[:, :, first:end] = kv.values
         return result
-
-    @cached_property
-    def _prefix_kv(self) -> Cache:
-        return self.network.prefill(self.prefix)
-
-    @cached_property
-    def _passages(self) -> Cache:
-        return self.network.prefill(self.passage, self._prefix_kv)
 
     def answered(self, cache: Cache, charged: float) -> Outcome:
         """The question over a blended cache, with full prefill's answer handed to it."""
@@ -299,8 +290,18 @@ class Stored:
         picked = left / (layers - check - 1) - fresh
         return picked / len(self.candidates) if picked >= 1 else None
 
-    def checked(self, kind: Selector, ratio: float, check: int = 1) -> Outcome:
-        """A published rule with a check layer, charged for it. Only what it picks stays fresh."""
+    def checked(self, name: str, kind: Selector, ratio: float, check: int = 1) -> Outcome:
+        """A published rule with a check layer, charged for it. Only what it picks stays fresh.
+
+        Args:
+            name: the way's, by which its blend is kept for the next question on the same passages.
+        """
+        cache, cost = self.context.once(name, lambda: self._checked(kind, ratio, check))
+        charged = cost / (self.network.layers * self.context.end)
+        return self.context.answered(self.context.room_behind(cache), charged)
+
+    def _checked(self, kind: Selector, ratio: float, check: int) -> tuple[Cache, int]:
+        """The cache up to the question, and the tokens times layers that it took."""
         network, before = self.network, self.network.rows
         cache = self.cache.clone()
         places = torch.cat((self.candidates, self.fresh)).sort().values
@@ -325,7 +326,8 @@ class Stored:
         network.run(hidden[go], places[go], cache, first=check)
         cost = network.rows - before
         cost += int((~go).sum())  # the check layer is charged in full
-        return self.context.answered(cache, cost / (network.layers * self.context.end))
+        end = self.context.end
+        return Cache(cache.keys[:, :, :end].clone(), cache.values[:, :, :end].clone()), cost
 
 
 def asked_score(stored: Stored, selector: str, sensitivity: Tensor | None = None) -> Tensor:

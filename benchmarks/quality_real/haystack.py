@@ -1,0 +1,89 @@
+"""Documents that needles are hidden in, cut into passages as a store's chunks are."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from semkv_rag.corpus.split import split_text
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A chunk and the one before it in its document, tokens; no neighbour for a document's first."""
+
+    tokens: list[int]
+    left: list[int]
+
+
+class Haystack:
+    """Documents that needles are hidden in, cut into chunks of `size` tokens."""
+
+    def __init__(self, folder: Path, tokenizer: Any, size: int) -> None:
+        self._tokenizer, self._size = tokenizer, size
+        self.texts = {
+            str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*.md"))
+        }
+
+    def cut(self, text: str) -> list[Passage]:
+        chunks = split_text(text, self._tokenizer, self._size, markdown=True)
+        tokens = [self._tokenizer.encode(one.text, add_special_tokens=False) for one in chunks]
+        return [
+            Passage(one, tokens[number - 1] if number else []) for number, one in enumerate(tokens)
+        ]
+
+    def with_needles(
+        self, rng: random.Random, needles: Sequence[str], passages: int, order: str
+    ) -> list[Passage]:
+        """`passages` chunks among which those with the needles are; each needle in a document of its own
+        (`retrieved`), or all in the documents that stand behind each other (`document`)."""
+        names = rng.sample(list(self.texts), k=min(len(self.texts), max(passages, len(needles))))
+        if order == "document":
+            run: list[Passage] = []
+            sentences = [_sentences(self.texts[name]) for name in names]
+            budget, parts = passages * self._size, []
+            for one in sentences:
+                parts.append(one)
+                if sum(len(" ".join(p)) for p in parts) / 4.2 > budget:
+                    break
+            for place, needle in enumerate(needles):
+                part = parts[place * len(parts) // len(needles)]
+                part.insert(rng.randrange(1, min(len(part), 25)), needle)
+            for part in parts:
+                run += self.cut(" ".join(part))
+            return _holding(run, [self._mark(n) for n in needles], passages)
+        chosen: list[Passage] = []
+        for needle, name in zip(needles, names, strict=False):
+            part = _sentences(self.texts[name])
+            part.insert(rng.randrange(1, len(part)), needle)
+            cut = self.cut(" ".join(part))
+            chosen.append(_holding(cut, [self._mark(needle)], 1)[0])
+        for name in names[len(needles) : passages]:
+            chosen.append(rng.choice(self.cut(self.texts[name])))
+        rng.shuffle(chosen)
+        return chosen
+
+    def _mark(self, needle: str) -> Callable[[Passage], bool]:
+        return lambda one: needle in self._tokenizer.decode(one.tokens)
+
+
+def _holding(
+    run: list[Passage], marks: Sequence[Callable[[Passage], bool]], passages: int
+) -> list[Passage]:
+    """`passages` of the run, in its order, those that hold a mark among them."""
+    keep = {next((i for i, one in enumerate(run) if mark(one)), -1) for mark in marks} - {-1}
+    if passages == 1 and not keep:
+        return run[:1]
+    for number in range(len(run)):
+        if len(keep) >= passages:
+            break
+        keep.add(number)
+    return [run[number] for number in sorted(keep)]
+
+
+def _sentences(text: str) -> list[str]:
+    return re.split(r"(?<=[.!?])\s+", text)
