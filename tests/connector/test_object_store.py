@@ -31,7 +31,7 @@ BOUND_MS: Final = 200.0
 NOISE_MS: Final = 500.0
 """What a busy machine may add: a thread that is to wake up waits for a core."""
 FAULTS = [fault for fault in get_args(Fault) if fault != "none"]
-REQUESTS: Final = 200
+REQUESTS: Final = (30, pytest.param(200, marks=pytest.mark.soak))
 
 _prompts = itertools.count(50_000)
 
@@ -141,9 +141,15 @@ def test_what_one_engine_stores_another_finds_within_a_second(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("requests", REQUESTS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_delays_no_request_beyond_the_bound(
-    writer: Engine, hurried: Engine, proxy: FaultProxy, namespace: str, fault: Fault
+    writer: Engine,
+    hurried: Engine,
+    proxy: FaultProxy,
+    namespace: str,
+    fault: Fault,
+    requests: int,
 ) -> None:
     chunks = store_chunks(
         writer, [random_tokens(seed, 90) for seed in range(700, 710)], namespace=namespace
@@ -154,7 +160,7 @@ def test_a_fault_delays_no_request_beyond_the_bound(
         waited: list[float] = []
         reasons: list[str | None] = []
         hits = 0
-        for index in range(REQUESTS):
+        for index in range(requests):
             prompt = chunk_prompt([chunks[index % len(chunks)]])
             answer = blended(hurried, prompt, namespace=namespace)
             assert len(answer.token_ids) == 4
@@ -168,9 +174,9 @@ def test_a_fault_delays_no_request_beyond_the_bound(
     said = {reason for reason in reasons if reason}
     logger.info(
         "%s: %d requests, %d hits, waited for stored KV: median %.1f ms, longest %.1f ms; %s",
-        *(fault, REQUESTS, hits, statistics.median(waited), max(waited), sorted(said)[:3]),
+        *(fault, requests, hits, statistics.median(waited), max(waited), sorted(said)[:3]),
     )
-    assert len(waited) == REQUESTS
+    assert len(waited) == requests
     assert max(waited) <= BOUND_MS + NOISE_MS
     assert reasons[0] is not None
     assert all("the object store" in reason for reason in said)
