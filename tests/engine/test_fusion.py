@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import pickle
 import re
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,8 +35,7 @@ from workbench.answers import plain as plain_text
 from workbench.chunks import random_tokens
 from workbench.engines import Engines
 from workbench.inside import inside, limit_file_size
-from workbench.settings import ENGINE_ARGS, ROOT
-from workbench.starts import program
+from workbench.settings import ENGINE_ARGS
 from workbench.tiny_models import IMAGE_PROMPTS
 from workbench.vision import (
     about,
@@ -125,40 +121,23 @@ def question(engine: Engine, mark: str, texts: Sequence[str]) -> Told:
     return Told(answers, references, calls, tower_calls(engine) - before - calls)
 
 
-SCRIPT = """
-import pickle, sys
-from workbench.settings import ENGINE_ARGS
-from semkv_rag.engine import Engine
-from semkv_rag.prompt_cache import PromptCacheOptions
-from tests.engine.test_fusion import question
-from workbench.vision import count_tower
-
-if __name__ == "__main__":
-    model, store, mark, *texts = sys.argv[1:]
+def question_a_new_engine(
+    engines: Engines, model: Path, store: Path, mark: str, *texts: str
+) -> Told:
+    """An engine over a store: its process has seen no image yet."""
     options = PromptCacheOptions()
-    with Engine(model, store=store, prompt_cache=options, encoders={}, **ENGINE_ARGS) as engine:
+    with engines.own(model, store=store, prompt_cache=options, encoders={}) as engine:
         count_tower(engine)
-        told = question(engine, mark, texts)
-    sys.stdout.buffer.write(b"told:" + pickle.dumps(told))
-"""
-
-
-def question_in_a_new_process(model: Path, store: Path, mark: str, *texts: str) -> Told:
-    with program():
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, str(model), str(store), mark, *texts],
-            capture_output=True,
-            timeout=600,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-    assert done.returncode == 0, done.stderr.decode()[-4000:]
-    told: Told = pickle.loads(done.stdout.partition(b"told:")[2])
-    return told
+        return question(engine, mark, texts)
 
 
 @pytest.mark.parametrize("arch", ["idefics3", pytest.param("blip2", marks=pytest.mark.soak)])
 def test_a_seen_image_in_a_new_process(
-    engine: Engine, tiny_model: Callable[[str], Path], tmp_path: Path, arch: str
+    engine: Engine,
+    engines: Engines,
+    tiny_model: Callable[[str], Path],
+    tmp_path: Path,
+    arch: str,
 ) -> None:
     mark = IMAGE_PROMPTS[arch]
     if arch == "idefics3":
@@ -167,11 +146,11 @@ def test_a_seen_image_in_a_new_process(
         first = question(engine, mark, [SEEN])
     else:
         store = tmp_path
-        first = question_in_a_new_process(tiny_model(arch), store, mark, SEEN)
+        first = question_a_new_engine(engines, tiny_model(arch), store, mark, SEEN)
     assert (first.calls, first.plain_calls) == (2, 2)
     assert first.fusion() == ["miss", "miss"]
     assert first.answers[0].token_ids != first.answers[1].token_ids, "the model sees its images"
-    again = question_in_a_new_process(tiny_model(arch), store, mark, ASKED, SEEN)
+    again = question_a_new_engine(engines, tiny_model(arch), store, mark, ASKED, SEEN)
     assert again.calls == 0
     assert again.plain_calls == 4
     assert again.fusion() == ["hit", "hit", "skip", "skip"]

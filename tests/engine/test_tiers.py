@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +15,7 @@ from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.prompt_cache import PromptCacheOptions
 from workbench.answers import SAMPLING, assert_same, blended, plain
 from workbench.chunks import random_tokens, store_chunks
-from workbench.settings import ENGINE_ARGS
-from workbench.starts import run_program
+from workbench.engines import Engines
 from workbench.tiered import tiered
 
 TEXT = "Question : who leads Tre klim ? Answer :"
@@ -70,40 +67,18 @@ def test_an_identical_prompt(engine: Engine, tiering: PromptLookup, namespace: s
     assert_same(again, reference)
 
 
-SCRIPT = """
-import json, sys
-from semkv_rag import Engine, ReuseOptions
-from semkv_rag.prompt_cache import PromptCacheOptions
-
-prompt, store, model, namespace, sampling, arguments = json.loads(sys.argv[1])
-with Engine(model, store=store, prompt_cache=PromptCacheOptions(), **arguments) as engine:
-    answer = engine.generate(prompt, sampling=sampling, reuse=ReuseOptions(namespace=namespace))
-print(json.dumps([answer.report.to_mapping(), answer.token_ids, answer.logprobs]))
-"""
-
-
 def test_an_identical_prompt_in_a_new_process(
-    engine: Engine, tiering: PromptLookup, namespace: str, reader: Path
+    engine: Engine, engines: Engines, tiering: PromptLookup, namespace: str, reader: Path
 ) -> None:
     assert engine.store is not None
     prompt = random_tokens(9002, 150)
     blended(engine, prompt, namespace=namespace)
     tiering.settle()
-    arguments = [
-        prompt, str(engine.store.root), str(reader), namespace, SAMPLING, ENGINE_ARGS,
-    ]  # fmt: skip
-    done = run_program(sys.executable, "-c", SCRIPT, json.dumps(arguments))
-    assert done.returncode == 0, done.stderr[-3000:]
-    report, tokens, logprobs = json.loads(done.stdout.splitlines()[-1])
-    assert report["served_by"] == "exact_text"
-    assert (report["exact_tokens"], report["reused_tokens"]) == (149, 0)
-    reference = plain(engine, prompt)
-    assert tuple(tokens) == reference.token_ids
-    assert reference.logprobs is not None
-    for there, here in zip(logprobs, reference.logprobs, strict=True):
-        assert {int(token): value for token, value in there.items()} == pytest.approx(
-            here, abs=1e-4
-        )
+    with engines.own(reader, store=engine.store.root, prompt_cache=PromptCacheOptions()) as other:
+        again = blended(other, prompt, namespace=namespace)
+    assert again.report.served_by == "exact_text"
+    assert (again.report.exact_tokens, again.report.reused_tokens) == (149, 0)
+    assert_same(again, plain(engine, prompt))
 
 
 def test_other_case_and_white_space(engine: Engine, tiering: PromptLookup, namespace: str) -> None:

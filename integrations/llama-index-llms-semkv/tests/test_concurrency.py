@@ -170,8 +170,10 @@ llm = SemKV(
 
 
 @pytest.mark.engine
+@pytest.mark.soak
 @pytest.mark.parametrize("way", [SYNC, ASYNC], ids=["stream", "tasks"])
 def test_ctrl_c_ends_cleanly(tmp_path: Path, way: str) -> None:
+    """LangChain's classes end the same way, in the same code; `make test` has that one."""
     script = tmp_path / "script.py"
     script.write_text(START + way)
     with (tmp_path / "errors").open("w+") as errors, program():
