@@ -93,6 +93,10 @@ class PostgresServer:
         with self.connect() as connection:
             connection.execute(f"DROP SCHEMA {name} CASCADE")
 
+    def log(self) -> str:
+        """What it has said so far."""
+        return (self._folder / "log").read_text()
+
     def start(self) -> None:
         """Start it, also again after `kill`; it answers when this returns."""
         log = self._folder / "log"

@@ -26,6 +26,7 @@ class Server:
 
     Args:
         extra: further options of `semkv serve`.
+        store_options: where its store is, as options; a folder of its own unless given.
 
     Attributes:
         base_url: for OpenAI clients.
@@ -41,7 +42,14 @@ class Server:
     operator_key = "key-of-the-operator"
     captures_beyond = 600
 
-    def __init__(self, model: Path, folder: Path, extra: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        extra: Sequence[str] = (),
+        *,
+        store_options: Sequence[str] | None = None,
+    ) -> None:
         self.model = str(model)
         self.store = folder / "store"
         self._log = folder / "log"
@@ -55,7 +63,8 @@ class Server:
         operator.write_text(self.operator_key + "\n")
         self._command = [
             *(sys.executable, "-m", "semkv_rag.cli", "serve", self.model),
-            *("--store", str(self.store), "--api-key-namespaces", str(keys)),
+            *(store_options or ("--store", str(self.store))),
+            *("--api-key-namespaces", str(keys)),
             *("--host", "127.0.0.1", "--port", str(self._port)),
             *("--dtype", "float32", "--max-model-len", "1024"),
             *("--kv-cache-memory-bytes", str(256 << 20), "--block-size", "32", "--seed", "0"),
