@@ -39,6 +39,13 @@ from benchmarks.quality_real.ways import Context
 from workbench.figures import OUTPUT, save
 
 ARTICLES = ROOT / "examples" / "articles"
+PREAMBLE = (
+    "I have been reading these passages for a while, on the train and again this morning, and I took"
+    " some notes. Most of what they say is clear to me, and some of it I knew before. A colleague asked"
+    " me about one detail that I could not find again in my notes, and I do not want to go through all"
+    " of the text once more. Please look it up for me, and tell me only what the text itself says. "
+)
+"""Talk before a question, as people write it."""
 
 
 def main() -> None:
@@ -57,6 +64,10 @@ def main() -> None:
         "--way", action="append", choices=tuple(WAYS), help="only these, and plain reuse"
     )
     parser.add_argument("--data", type=Path, help="records of MuSiQue's form instead")
+    parser.add_argument("--overlap", type=int, default=0, help="tokens that neighbours share")
+    parser.add_argument(
+        "--long-question", action="store_true", help="the question behind a hundred tokens of talk"
+    )
     parser.add_argument("--name", help="of the output; the model's, if left out")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
@@ -77,6 +88,8 @@ def main() -> None:
         "set": arguments.set,
         "shared": arguments.shared or None,
         "only": arguments.way,
+        "overlap": arguments.overlap or None,
+        "long_question": arguments.long_question or None,
         "data": None if arguments.data is None else arguments.data.name,
         "dtype": "bfloat16",
     }
@@ -93,6 +106,8 @@ def main() -> None:
         arguments.data,
         arguments.order,
         shared=arguments.shared,
+        overlap=arguments.overlap,
+        preamble=PREAMBLE if arguments.long_question else "",
     )
     began = time.monotonic()
     for number in range(len({row["context"] for row in rows}), arguments.contexts):

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
+from benchmarks.quality_real import field
 from benchmarks.quality_real.outcome import Outcome
 from benchmarks.quality_real.published import PUBLISHED, PublishedKVDeviation
 from benchmarks.quality_real.report import BASE
@@ -124,13 +125,36 @@ def _ways() -> dict[str, Way]:
         ways[f"left: sensitivity_attention, ratio {ratio * 100:g} %"] = partial(
             lambda ratio, it: it.picked(ratio), ratio
         )
+    ways["left: chunk_head, 15 %"] = field.chunk_heads
+    ways["left: first tokens, 15 %"] = field.first_tokens
+    ways["left: one layer, 15 %"] = field.one_layer
+    ways["left: two stages, 15 %"] = field.two_stages
+    for length in field.LENGTHS:
+        ways[f"left: stale keys x {length}, 15 %"] = partial(
+            lambda length, it: field.tempered(it, length), length
+        )
     return ways
 
 
 WAYS: Mapping[str, Way] = _ways()
 """All by name. A way gives None where its charge is less than what it costs in any case."""
 PRESET_WAYS = (BASE, "fast", "fast, auto", "balanced", "balanced, auto")
-STUDY_WAYS = tuple(name for name in WAYS if name not in PRESET_WAYS[1:] and ", ratio " not in name)
+FIELD_WAYS = (
+    BASE,
+    "left: as stored",
+    "left: sensitivity_attention, 15 %",
+    "left: chunk_head, 15 %",
+    "left: first tokens, 15 %",
+    "left: one layer, 15 %",
+    "left: two stages, 15 %",
+    *(f"left: stale keys x {length}, 15 %" for length in field.LENGTHS),
+    "left: oracle, 15 %",
+)
+STUDY_WAYS = tuple(
+    name
+    for name in WAYS
+    if name not in {*PRESET_WAYS, *FIELD_WAYS[3:-1]} - {BASE} and ", ratio " not in name
+)
 LONG_WAYS = (
     BASE,
     "left: as stored",
@@ -142,7 +166,7 @@ LONG_WAYS = (
     "balanced",
 )
 """What is worth its time where a context takes minutes: `exact` takes another full prefill."""
-SETS = {"study": STUDY_WAYS, "presets": PRESET_WAYS, "long": LONG_WAYS}
+SETS = {"study": STUDY_WAYS, "presets": PRESET_WAYS, "long": LONG_WAYS, "field": FIELD_WAYS}
 
 
 def outcomes(context: Context, names: tuple[str, ...]) -> dict[str, Outcome]:

@@ -21,16 +21,20 @@ class Passage:
 
 
 class Haystack:
-    """Documents that needles are hidden in, cut into chunks of `size` tokens."""
+    """Documents that needles are hidden in, cut into chunks of `size` tokens.
 
-    def __init__(self, folder: Path, tokenizer: Any, size: int) -> None:
-        self._tokenizer, self._size = tokenizer, size
+    Args:
+        overlap: the most tokens that a chunk has of the one before it.
+    """
+
+    def __init__(self, folder: Path, tokenizer: Any, size: int, overlap: int = 0) -> None:
+        self._tokenizer, self._size, self._overlap = tokenizer, size, overlap
         self.texts = {
             str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*.md"))
         }
 
     def cut(self, text: str) -> list[Passage]:
-        chunks = split_text(text, self._tokenizer, self._size, markdown=True)
+        chunks = split_text(text, self._tokenizer, self._size, overlap=self._overlap, markdown=True)
         tokens = [self._tokenizer.encode(one.text, add_special_tokens=False) for one in chunks]
         return [
             Passage(one, tokens[number - 1] if number else []) for number, one in enumerate(tokens)

@@ -212,6 +212,11 @@ class Stored:
         cache = self.cache.clone()
         if len(self.fresh):
             self.network.run(self.tokens_at(self.fresh), self.fresh, cache)
+        attention = self.attention_over(cache)
+        return attention, cache, self.network.rows - before
+
+    def attention_over(self, cache: Cache) -> Tensor:
+        """What the question gives each candidate over a cache, [layers, candidates]."""
         asked = self.context.question[-QUESTION_TOKENS:]
         places = torch.arange(self.context.end, self.context.end + len(asked))
         counted = torch.zeros(int(places[-1]) + 1, dtype=torch.bool)
@@ -219,8 +224,7 @@ class Stored:
         counted[self.context.end :] = True
         seen: list[Tensor] = []
         self.network.run(self.network.embed(asked), places, cache, seen=seen, counted=counted)
-        attention = torch.stack([one[self.candidates] for one in seen]).sqrt()
-        return attention, cache, self.network.rows - before
+        return torch.stack([one[self.candidates] for one in seen]).sqrt()
 
     def change(self, other: Cache) -> Tensor:
         """How far V is from another cache's, [layers, candidates]: the norm over heads."""
