@@ -92,7 +92,7 @@ class Loading:
         with files.open_for(self._task(moved=True), self._chunks.model) as sources:
             for source in sources.values():
                 for index in range(self._layers):
-                    for tensor in source.layer(index):
+                    for tensor in source.encoded(index).decode():
                         content = tensor.view(torch.uint8).flatten()
                         self._target[begin : begin + len(content)].copy_(content)
                         begin += len(content)
@@ -102,7 +102,7 @@ class Loading:
         with files.open_for(self._task(moved=True), self._chunks.model) as sources:
             for index in range(self._layers):
                 for source in sources.values():
-                    source.layer(index)
+                    source.encoded(index)
 
     def plain_read(self) -> None:
         """The files, one behind the other, each by one read into memory that is there."""
