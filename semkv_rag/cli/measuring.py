@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 from semkv_rag.cli.deep.latency import check_latency
 from semkv_rag.cli.deep.progress import Steps
-from semkv_rag.cli.deep.prompts import blended, forget, plain, store_prompt
+from semkv_rag.cli.deep.prompts import (
+    NAMESPACE,
+    blended,
+    forget,
+    plain,
+    random_tokens,
+    store_prompt,
+)
 from semkv_rag.cli.output import in_words
+from semkv_rag.corpus import precompute_texts
 from semkv_rag.engine import Engine
 from semkv_rag.errors import EngineError
 from semkv_rag.planning import Measured, Timing, timing_of
 
 LENGTHS = (500, 1000, 2000, 4000)
 ANSWER = 8
+SEED = 50_000
+CHUNK, CHUNKS = 250, 8
+"""Of the document that is stored: tokens, and how many."""
 
 
 def measure(engine: Engine) -> Timing:
@@ -34,32 +44,47 @@ def measure(engine: Engine) -> Timing:
         raise EngineError(
             f"max_model_len is {engine.max_model_len:,}: prompts of {LENGTHS[1]:,} tokens are needed"
         )
-    steps = Steps(1 + len(lengths))
+    steps = Steps(2 + len(lengths))
     with steps.shown():
         steps.begin("First requests, which warm up the engine")
         warm = store_prompt(engine, seed=10, length=lengths[0])
         plain(engine, warm.tokens)
         blended(engine, warm)
-        found, rates = zip(*_lengths(engine, lengths, steps), strict=True)
-    return timing_of(found, engine.kv_bytes_per_token, sorted(rates)[len(rates) // 2])
+        found = list(_lengths(engine, lengths, steps))
+        steps.begin(f"A document of {in_words(CHUNKS * CHUNK, 'token')}: stored")
+        rate = _storing_rate(engine)
+    return timing_of(found, engine.kv_bytes_per_token, rate)
 
 
-def _lengths(engine: Engine, lengths: list[int], steps: Steps) -> Iterator[tuple[Measured, float]]:
-    """Each length's times, and at how many tokens a second its chunks were stored."""
+def _storing_rate(engine: Engine) -> float:
+    """At how many tokens a second a document is stored; a token counts in each of its contexts.
+
+    Raises:
+        EngineError: it could not be stored.
+    """
+    texts = [
+        engine.tokenizer.decode(random_tokens(engine, SEED + number, CHUNK))
+        for number in range(CHUNKS)
+    ]
+    stored = precompute_texts(engine, [("measured", texts)], namespace=NAMESPACE)
+    if stored.failures:
+        raise EngineError(f"a document could not be stored: {stored.failures[0].reason}")
+    return stored.tokens / stored.computing_seconds
+
+
+def _lengths(engine: Engine, lengths: list[int], steps: Steps) -> Iterator[Measured]:
+    """Each length's times."""
     for number, length in enumerate(lengths, 1):
         steps.begin(f"Prompts of {in_words(length, 'token')}: stored, plain, blended")
-        begin = time.monotonic()
         prompt = store_prompt(engine, seed=1000 * number, length=length)
-        rate = length / (time.monotonic() - begin)
         plain(engine, prompt.tokens, max_tokens=1)
         forget(engine)
         blended(engine, prompt, max_tokens=1)
         figures = check_latency(engine, prompt).figures
-        measured = Measured(
+        yield Measured(
             length,
             figures["plain_ms"],
             figures["blend_ms"],
             figures["load_ms"],
             figures["charged_ratio"],
         )
-        yield measured, rate
