@@ -1,0 +1,99 @@
+"""The packages as they are released: built, installed apart from this environment's own, and used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+from workbench.settings import ROOT
+
+INTEGRATIONS = ("llama-index-llms-semkv", "langchain-semkv")
+pytestmark = pytest.mark.slow
+
+USED = """
+import sys
+from pathlib import Path
+
+import semkv_rag
+from semkv_rag.store import KVStore
+from semkv_rag.token_map import TokenMap
+from semkv_rag import ReuseReport
+import langchain_semkv, llama_index.llms.semkv
+
+for module in (semkv_rag, langchain_semkv, llama_index.llms.semkv):
+    assert Path(module.__file__).is_relative_to(sys.argv[1]), module.__file__
+with KVStore(sys.argv[2]) as store:  # the migrations are there
+    assert store.verify().ok
+assert "<style>" in ReuseReport(token_map=TokenMap(("a",))).to_html()
+"""
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By the package's name."""
+    folder = tmp_path_factory.mktemp("wheels")
+    sources = [str(ROOT), *(str(ROOT / "integrations" / name) for name in INTEGRATIONS)]
+    built = subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"),
+            *("--no-build-isolation", "--wheel-dir", str(folder), *sources),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stderr
+    return {path.name.partition("-")[0].replace("_", "-"): path for path in folder.iterdir()}
+
+
+def test_a_wheel_has_all_that_it_needs_and_nothing_else(wheels: dict[str, Path]) -> None:
+    names = zipfile.ZipFile(wheels["semkv-rag"]).namelist()
+    for needed in (
+        "semkv_rag/py.typed",
+        "semkv_rag/server/console.html",
+        "semkv_rag/token_map/style.css",
+        "semkv_rag/store/migrations/versions/0001_first.py",
+    ):
+        assert needed in names
+    folders = {name.partition("/")[0] for name in names}
+    assert {name for name in folders if not name.endswith(".dist-info")} == {"semkv_rag"}
+    assert not [name for name in names if "test" in name or name.endswith(".pyc")]
+
+
+def test_they_need_each_other_s_version(wheels: dict[str, Path]) -> None:
+    told = {}
+    for name, path in wheels.items():
+        with zipfile.ZipFile(path) as archive:
+            (metadata,) = [one for one in archive.namelist() if one.endswith(".dist-info/METADATA")]
+            told[name] = Parser().parsestr(archive.read(metadata).decode())
+    versions = {name: message["Version"] for name, message in told.items()}
+    assert len(set(versions.values())) == 1, versions
+    for name in INTEGRATIONS:
+        needs = told[name].get_all("Requires-Dist", [])
+        assert any(one.startswith("semkv-rag") for one in needs)
+        assert told[name]["License-Expression"] or told[name]["License"]
+    extras = set(told["semkv-rag"].get_all("Provides-Extra", []))
+    assert {"cpu", "gpu", "object-storage", "postgresql", "prompt-cache", "ray"} <= extras
+
+
+def test_they_work_where_the_sources_are_not(wheels: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "installed"
+    installed = subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"),
+            *("--target", str(folder), *map(str, wheels.values())),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert installed.returncode == 0, installed.stderr
+    # -P and another folder: nothing of the checkout is found; the dependencies are this environment's.
+    command = [sys.executable, "-P", "-c", USED, str(folder), str(tmp_path / "store")]
+    used = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(folder)}
+    )
+    assert used.returncode == 0, used.stderr
