@@ -18,6 +18,7 @@ def squared_attention(
     *,
     scale: float,
     softcap: float = 0.0,
+    open_keys: int = 0,
 ) -> Tensor:
     """What each key gets in one layer, the mean over queries and heads, [keys], float32.
 
@@ -28,11 +29,13 @@ def squared_attention(
         visible: [question, keys], bool: what each question token may attend to; at least one key.
         scale: of the logits.
         softcap: logits are bounded to it by tanh; 0 for none.
+        open_keys: so many keys, the first ones, are visible to all: they need no mask, which takes as
+            long as the softmax.
     """
     question, heads, head_dim = queries.shape
     kv_heads = keys.shape[1]
     grouped = (queries.float() * scale).view(question, kv_heads, -1, head_dim)
-    hidden = ~visible[:, None]
+    hidden = ~visible[:, None, open_keys:]
     pooled = torch.zeros(len(keys), device=keys.device)
     # One at a time: [question * group, keys] is the largest tensor here. Rows in one piece: CPU kernels
     # multiply a stack of small matrices at half the speed.
@@ -40,7 +43,7 @@ def squared_attention(
         logits = grouped[:, head].reshape(-1, head_dim) @ keys[:, head].float().T
         if softcap:
             logits = torch.tanh(logits / softcap) * softcap
-        logits.view(question, -1, len(keys)).masked_fill_(hidden, -torch.inf)
+        logits.view(question, -1, len(keys))[..., open_keys:].masked_fill_(hidden, -torch.inf)
         pooled += logits.softmax(-1).square_().sum(0)
     return pooled / (question * heads)
 

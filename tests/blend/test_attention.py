@@ -30,6 +30,10 @@ def test_it_is_the_mean_square_of_attention_weights(heads: int, kv_heads: int) -
         enable_gqa=True,
     )
     torch.testing.assert_close(got, weights[0].square().mean((0, 1)))
+    # The first eight keys are seen by all.
+    for open_keys in (3, 8):
+        again = squared_attention(queries, keys, visible, scale=0.3, open_keys=open_keys)
+        assert torch.equal(again, got)
 
 
 def test_a_softcap_bounds_the_logits() -> None:

@@ -45,6 +45,7 @@ class Asking:
         positions: of those that ask, [asking], int64, ascending.
         columns: each candidate's key, [candidates], int64.
         visible: what each asking token sees, bool [asking, candidates + asking].
+        open_keys: so many of the keys, the first ones, all of them see.
         overlap: the first position at which both a candidate and a token that asks for good may stand:
             there stored KV is put back. None when it need not be.
     """
@@ -54,6 +55,7 @@ class Asking:
     positions: Tensor
     columns: Tensor
     visible: Tensor
+    open_keys: int
     overlap: int | None = None
 
 
@@ -71,9 +73,10 @@ def question_asks(
     begin = max(question.position, int(candidates[0]))
     positions = torch.arange(begin, question.end, device=candidates.device)
     tokens = [*prompt[: question.position], *question.tokens]
-    return Asking(
-        tokens, fresh[fresh < begin], positions, *_view(positions, candidates), overlap=begin
-    )
+    columns, visible = _view(positions, candidates)
+    open_keys = int(visible.all(0).to(torch.int64).cumprod(0).sum())
+    before = fresh[fresh < begin]
+    return Asking(tokens, before, positions, columns, visible, open_keys, overlap=begin)
 
 
 def _view(positions: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,6 +169,7 @@ class QuestionPass(Watcher):
             self._asking.visible,
             scale=attention.scale,
             softcap=getattr(attention, "logits_soft_cap", None) or 0.0,
+            open_keys=self._asking.open_keys,
         )
         self.squares[index] = squares[self._asking.columns]
 
