@@ -62,6 +62,8 @@ class ReuseOptions:
         namespace: the tenant whose chunks may be used.
         source_version: of whatever the prompt is made from, by the caller's own naming: for the
             tiers over whole prompts, where a prompt of another version is no donor.
+        token_map: whether the report tells what became of each token of the prompt; it is about as long
+            as the prompt then.
 
     Raises:
         OptionError: a value is out of its range; the message says which values are not.
@@ -75,10 +77,13 @@ class ReuseOptions:
     question_tokens: int | None = None
     namespace: str = DEFAULT_NAMESPACE
     source_version: str = ""
+    token_map: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.enabled, bool):
             raise OptionError(f"enabled is {self.enabled!r}: use true or false")
+        if not isinstance(self.token_map, bool):
+            raise OptionError(f"token_map is {self.token_map!r}: use true or false")
         if self.ratio != AUTO and not (_is_number(self.ratio) and 0 <= self.ratio <= 1):
             raise OptionError(f"ratio is {self.ratio!r}: use a number from 0 to 1, or auto")
         if self.selector != BALANCED.selector:

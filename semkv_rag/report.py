@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from semkv_rag.errors import OptionError
+from semkv_rag.token_map import TokenMap, html
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 Status = Literal["hit", "miss", "skip"]
 
@@ -66,6 +72,7 @@ class ReuseReport:
         similarity: of the prompt to it, -1 to 1.
         explored: with `reuse="substitute"`, the donor that was not taken because the guard does not
             know it well enough yet; tell it by `Engine.record` whether its answer would have done.
+        token_map: what became of each token, where the request's options asked for it.
     """
 
     kv_cache: Status = "miss"
@@ -95,6 +102,7 @@ class ReuseReport:
     donor: str | None = None
     similarity: float | None = None
     explored: Explored | None = None
+    token_map: TokenMap | None = None
 
     def with_images(self, loaded: int, computed: int, near: int, reason: str | None) -> ReuseReport:
         """With what became of the request's images; no image at all went in where KV covers them."""
@@ -115,6 +123,7 @@ class ReuseReport:
             **asdict(self),
             "chunk_ids": list(self.chunk_ids),
             "codecs": list(self.codecs),
+            "token_map": None if self.token_map is None else self.token_map.to_mapping(),
         }
 
     @classmethod
@@ -124,8 +133,50 @@ class ReuseReport:
         taken = {name: value for name, value in values.items() if name in known}
         if (explored := taken.get("explored")) is not None:
             taken["explored"] = Explored(**explored)
+        if (token_map := taken.get("token_map")) is not None:
+            taken["token_map"] = TokenMap.from_mapping(token_map)
         lists = {name: tuple(taken.get(name, ())) for name in ("chunk_ids", "codecs")}
         return cls(**{**taken, **lists})
+
+    def to_html(self) -> str:
+        """The prompt coloured by what became of each token, as a page of HTML.
+
+        Raises:
+            OptionError: the request did not ask for its token map.
+        """
+        return html.page(self._map(), self._facts(), self.reason)
+
+    def _repr_html_(self) -> str | None:
+        """The same in a notebook; None where there is no token map."""
+        if self.token_map is None:
+            return None
+        return html.element(self.token_map, self._facts(), self.reason)
+
+    def __rich__(self) -> RenderableType:
+        """The same in a terminal, for `rich.print`.
+
+        Raises:
+            OptionError: as `to_html`.
+        """
+        from semkv_rag.token_map.terminal import renderable
+
+        return renderable(self._map(), self._facts(), self.reason)
+
+    def _map(self) -> TokenMap:
+        if self.token_map is None:
+            raise OptionError("the report has no token map: ask with token_map=True")
+        return self.token_map
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """What stands beside the token map: what and how much."""
+        facts = [("reuse", _served(self))]
+        if self.blend_ms:
+            facts += [("blend", f"{self.blend_ms:.0f} ms"), ("loading", f"{self.load_ms:.0f} ms")]
+        if self.selector and self.reused_tokens:
+            facts.append(("selector", f"{self.selector}, ratio {self.ratio:.2g}"))
+        if self.risk is not None:
+            facts.append(("expected loss", f"{self.risk:.3f} nats a token"))
+        return facts
 
 
 def log_line(name: str, report: ReuseReport, *, latency_s: float) -> str:

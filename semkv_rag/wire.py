@@ -4,6 +4,8 @@ A request's options come in `kv_transfer_params["semkv"]`; its report leaves the
 vLLM.
 """
 
+from typing import TypeAlias
+
 TRANSFER_FIELD = "kv_transfer_params"
 """The field of OpenAI's requests and answers that carries our params and our report."""
 
@@ -20,6 +22,17 @@ prompt. Without, it is there for the capture alone.
 
 CAPTURED_KEY = "captured"
 """Beside the report, on its way to the engine's own process: the request was captured."""
+
+TIMES_KEY = "times"
+"""Beside the report, on its way to the engine's own process: `Times`."""
+
+Times: TypeAlias = dict[str, tuple[float, float]]
+"""When the parts of a request's reuse began and ended, seconds since the epoch, by name: `match`, `load`,
+`pick` and `recompute`."""
+
+COUNTED_KEY = "counted"
+"""Beside the report, on its way to the engine's own process: `loaded_tokens` and `fault`, as they are
+counted in the metrics."""
 
 NEAR_IMAGES_KEY = "near_images"
 """In our params: images, by key, that are taken for a stored one, whose key it gives."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from workbench.results_more import codec_lines, observing_lines, plan_lines
 from workbench.settings import ROOT
 
 DATA = ROOT / "docs" / "results"
@@ -45,6 +46,9 @@ def table(figures: Mapping[str, Any]) -> str:
         "loading": loading_lines,
         "matcher": matcher_lines,
         "opening": opening_lines,
+        "plan": plan_lines,
+        "codecs": codec_lines,
+        "observing": observing_lines,
     }
     lines = by_benchmark.get(figures["benchmark"], ttft_lines)(figures)
     return "\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n\n"

@@ -22,6 +22,7 @@ from semkv_rag.cli.precompute import precompute_command
 from semkv_rag.cli.quality import quality_command
 from semkv_rag.cli.recode import recode_command
 from semkv_rag.cli.serve import serve_command
+from semkv_rag.cli.stats import stats_command
 from semkv_rag.cli.upkeep import rm_command, verify_command
 from semkv_rag.cli.warm import warm_command
 from semkv_rag.errors import OptionError, SemKVError
@@ -50,6 +51,7 @@ app.command("unpin")(unpin_command)
 app.command("gc")(gc_command)
 app.command("verify")(verify_command)
 app.command("recode")(recode_command)
+app.command("stats")(stats_command)
 app.command("doctor")(doctor_command)
 app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
     serve_command

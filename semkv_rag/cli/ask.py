@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from semkv_rag.cli import options
-from semkv_rag.cli.output import data_only_stdout, print_json, say
+from semkv_rag.cli.output import data_only_stdout, print_json, print_rich, say, write_text
 from semkv_rag.config import DEFAULT_NAMESPACE
 from semkv_rag.corpus import read_document
 from semkv_rag.model_name import check_model
@@ -37,6 +37,8 @@ def ask_command(
     question_tokens: options.QuestionTokens = None,
     off: Annotated[bool, typer.Option("--off", help="Reuse nothing, as plain vLLM.")] = False,
     max_tokens: Annotated[int, typer.Option(min=1, help="The most tokens of the answer.")] = 256,
+    html: options.Html = None,
+    show_map: options.Map = False,
     engine_arg: options.EngineArgs = None,
     as_json: options.Json = False,
 ) -> None:
@@ -46,7 +48,13 @@ def ask_command(
     the reuse report is printed too.
     """
     reuse = options.reuse_options(
-        preset, ratio, selector, question_tokens, namespace=namespace, enabled=not off
+        preset,
+        ratio,
+        selector,
+        question_tokens,
+        namespace=namespace,
+        enabled=not off,
+        token_map=html is not None or show_map,
     )
     parts = [prefix, *(read_document(path) for path in context or ()), question]
     prompt = "\n\n".join(part for part in parts if part)
@@ -61,6 +69,8 @@ def ask_command(
                 prompt, sampling={"temperature": 0.0, "max_tokens": max_tokens}
             )
     report = completion.report
+    if html is not None:
+        write_text(html, report.to_html())
     if as_json:
         print_json(
             {
@@ -73,6 +83,8 @@ def ask_command(
             }
         )
         return
+    if show_map:
+        print_rich(report)
     typer.echo(completion.text)
     reused = report.exact_tokens + report.reused_tokens
     say(

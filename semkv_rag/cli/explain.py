@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from semkv_rag.cli import options
-from semkv_rag.cli.output import data_only_stdout, print_json, say
+from semkv_rag.cli.output import data_only_stdout, print_json, print_rich, say, write_text
+from semkv_rag.cli.stored_of import stored_of
 from semkv_rag.config import DEFAULT_NAMESPACE
 from semkv_rag.errors import OptionError
 from semkv_rag.model_name import check_model
@@ -39,12 +40,15 @@ def explain_command(
         str | None,
         typer.Option(help="aligned, or substitute to see its vetoes; over that of --prompt-cache."),
     ] = None,
+    html: options.Html = None,
+    show_map: options.Map = False,
     engine_arg: options.EngineArgs = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show the stored prompts that come nearest to a prompt in each tier, and what stopped each.
+    """Show what the store has of a prompt, and the stored prompts that come nearest to it in each tier.
 
-    Nothing is computed by the model and nothing is stored.
+    Nothing is computed by the model and nothing is stored. --html and --map show which of the prompt's
+    tokens are stored; which of them are computed again is known once the model is asked (`semkv ask`).
     """
     cache_options, encoders = options.cache_options(prompt_cache or "{}", tier_encoder)
     assert cache_options is not None
@@ -63,6 +67,9 @@ def explain_command(
 
         with OfflineModel(model, **arguments) as offline:
             text, tokens = offline.render([{"role": "user", "content": text}] if chat else text)
+            report = stored_of(
+                kv_store, offline.fingerprint, namespace, tokens.tolist(), offline.tokenizer
+            )
         known = {one.fingerprint: one.description for one in kv_store.models()}
         with Cascade(kv_store, offline.fingerprint, cache_options, encoders) as cascade:
             cascade.load()
@@ -74,12 +81,23 @@ def explain_command(
             if names
             else "The store is empty."
         )
+    if html is not None:
+        write_text(html, report.to_html())
     if not as_json:
+        if show_map:
+            print_rich(report)
+        stored = report.exact_tokens + report.reused_tokens
+        typer.echo(
+            f"{len(tokens):,} tokens; of them stored {stored:,}, {report.exact_tokens:,} exact"
+        )
         typer.echo(str(found))
         return
     print_json(
         {
             "prompt_tokens": len(tokens),
+            "exact_tokens": report.exact_tokens,
+            "reused_tokens": report.reused_tokens,
+            "chunk_ids": list(report.chunk_ids),
             "served": None if found.served is None else _as_mapping(found.served),
             "candidates": [_as_mapping(candidate) for candidate in found.candidates],
             "reasons": dict(found.reasons),

@@ -125,6 +125,18 @@ Codec: TypeAlias = Annotated[
     ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Html: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--html",
+        dir_okay=False,
+        metavar="FILE",
+        help="Write a page with the prompt, coloured by what becomes of each token.",
+    ),
+]
+Map: TypeAlias = Annotated[
+    bool, typer.Option("--map", help="Print the prompt, coloured by what becomes of each token.")
+]
 Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
@@ -136,6 +148,7 @@ def reuse_options(
     *,
     namespace: str = DEFAULT_NAMESPACE,
     enabled: bool = True,
+    token_map: bool = False,
 ) -> ReuseOptions:
     """The options that a command was given; `balanced` where it was given none.
 
@@ -149,7 +162,8 @@ def reuse_options(
         "question_tokens": question_tokens,
     }
     chosen = {name: value for name, value in given.items() if value is not None}
-    return ReuseOptions.from_mapping(chosen, ReuseOptions(enabled=enabled, namespace=namespace))
+    base = ReuseOptions(enabled=enabled, namespace=namespace, token_map=token_map)
+    return ReuseOptions.from_mapping(chosen, base)
 
 
 def _ratio(value: str | None) -> float | str | None:

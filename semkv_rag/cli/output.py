@@ -13,9 +13,15 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+from semkv_rag.errors import OptionError
+
+if TYPE_CHECKING:
+    from rich.console import RichCast
 
 QUIET = {
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -46,6 +52,25 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
             for text, cell, width in zip(line, cells, widths, strict=True)
         ]
         typer.echo("  ".join(aligned).rstrip())
+
+
+def print_rich(shown: RichCast) -> None:
+    """Print with colours, where the terminal has them."""
+    from rich.console import Console
+
+    Console(highlight=False).print(shown)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that the user named.
+
+    Raises:
+        OptionError: it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def say(text: str) -> None:

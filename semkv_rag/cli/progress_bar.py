@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -38,7 +39,7 @@ class ProgressBar:
         )
         self._task = self._progress.add_task("Reading", total=1.0, figures="")
         self._phase = "reading"
-        self._computing_since = 0.0
+        self._phase_since = time.monotonic()
 
     def starting(self, model: str) -> None:
         """The engine is about to start, which takes a while and tells nothing."""
@@ -50,11 +51,11 @@ class ProgressBar:
         """Show `state`."""
         if state.phase != self._phase:
             self._phase = state.phase
-            self._computing_since = time.monotonic()
+            self._phase_since = time.monotonic()
             self._progress.reset(self._task, total=1.0, description="Computing")
         figures = f"{state.documents:,}/{state.documents_total:,} {self._things}"
         if state.phase == "computing":
-            rate = state.tokens / max(1e-3, time.monotonic() - self._computing_since)
+            rate = state.tokens / max(1e-3, time.monotonic() - self._phase_since)
             figures += (
                 f", {state.chunks:,} chunks, {rate:,.0f} tokens/s, {size_in_words(state.bytes)}"
             )
@@ -66,6 +67,7 @@ class ProgressBar:
         """Show that `done` of `total` requests are through, and what the next one is about."""
         if self._phase != "asking":
             self._phase = "asking"
+            self._phase_since = time.monotonic()
             self._progress.reset(self._task, total=1.0, description="Asking")
         figures = f"{done:,}/{total:,} requests, {name}"
         self._show(done / max(1, total), figures)
@@ -74,7 +76,14 @@ class ProgressBar:
         self._progress.update(self._task, completed=share, figures=figures)
         if self._lines and time.monotonic() - self._said_at > LINE_S:
             self._said_at = time.monotonic()
-            say(f"{self._phase.capitalize()}: {share:.0%}, {figures}")
+            say(f"{self._phase.capitalize()}: {share:.0%}, {figures}{self._left(share)}")
+
+    def _left(self, share: float) -> str:
+        """About how long the phase still takes, in words."""
+        if not 0 < share < 1:
+            return ""
+        left_s = (time.monotonic() - self._phase_since) * (1 - share) / share
+        return f", about {timedelta(seconds=round(left_s))} left"
 
     def stop(self) -> None:
         """Take the bar away; may be called again."""

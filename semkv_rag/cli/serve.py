@@ -76,6 +76,17 @@ def serve_command(
         ),
     ] = "0",
     codec: options.Codec = PLAIN,
+    console: Annotated[
+        bool,
+        typer.Option(
+            "--console",
+            help="Show what reuse does, on a page at /semkv/v1/console: to each key its own.",
+        ),
+    ] = False,
+    console_changes: Annotated[
+        bool,
+        typer.Option("--console-changes", help="Let documents be pinned and deleted there, too."),
+    ] = False,
 ) -> None:
     """Serve a model with vLLM's OpenAI server, with reuse.
 
@@ -101,6 +112,8 @@ def serve_command(
         encoders=encoders,
         ram_bytes=options.size_in_bytes(ram_bytes),
         codec=codec_named(codec).name,
+        console=console,
+        console_changes=console_changes,
         vllm_args=context.args,
     )
     raise typer.Exit(code)

@@ -176,6 +176,7 @@ class SemKVConnector(KVConnectorBase_V1):
         return self.planner.step(scheduled)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        self.planner.pace.step_ended()
         results = connector_output.kv_connector_worker_meta
         if isinstance(results, WorkerResults):
             self.planner.results(results.blends)

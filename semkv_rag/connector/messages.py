@@ -76,12 +76,30 @@ class ReadAhead:
 
 
 @dataclass(frozen=True)
+class SeenTokens:
+    """What a blend did with each token, by its position in the prompt.
+
+    Attributes:
+        recomputed: those that were computed again, [begin, end) of each run.
+        start: of the blend; `scores` has a character for each token from there on: a digit, how much the
+            selector wanted it computed, or a space where it was not asked.
+    """
+
+    recomputed: tuple[tuple[int, int], ...]
+    start: int
+    scores: str
+
+
+@dataclass(frozen=True)
 class BlendStats:
     """What a blend pass did. `recomputed` counts reused tokens only, and is the mean over layers.
 
     Attributes:
         memory_bytes: of the chunks that were used, those that stood in memory, or were read ahead.
         file_bytes: of them, those that were read from files meanwhile. Both of one rank.
+        began_at, picked_at: when it began and when it had picked, seconds since the epoch;
+            `picked_at` is None where it picked without a look at the KV.
+        seen: what it did with each token; None where the request did not ask for its token map.
     """
 
     recomputed: int
@@ -92,6 +110,9 @@ class BlendStats:
     note: str | None = None
     memory_bytes: int = 0
     file_bytes: int = 0
+    began_at: float = 0.0
+    picked_at: float | None = None
+    seen: SeenTokens | None = None
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ served without reuse either.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -32,10 +33,16 @@ from semkv_rag.engine.caller import (
 )
 from semkv_rag.engine.image_inputs import keep_images
 from semkv_rag.engine.looked_up import LooksUp
+from semkv_rag.engine.mapping import completed
+from semkv_rag.engine.outcome import Outcome
+from semkv_rag.engine.recent import RecentRequests
+from semkv_rag.engine.totals import Totals
+from semkv_rag.engine.tracing import RequestTrace
 from semkv_rag.engine.turns import Turns
 from semkv_rag.errors import OptionError
-from semkv_rag.report import ReuseReport
-from semkv_rag.wire import CAPTURED_KEY, PARAMS_KEY, TRANSFER_FIELD
+from semkv_rag.store import KVStore
+from semkv_rag.token_map import TokenMap
+from semkv_rag.wire import PARAMS_KEY, TRANSFER_FIELD
 
 ENDING_S = 30.0
 """How long the engine's process may take to end. vLLM's 5 s are not enough on a busy machine, and what is
@@ -57,6 +64,9 @@ class ReportingLLM(AsyncLLM):
         quiet_since: when the last of them ended, in seconds of `time.monotonic`.
         prompt_lookup: looks requests up in the prompt cache, or None.
         turns: what a namespace's callers may have in the engine at a time; None is no limit.
+        store, fingerprint: where a token map's documents have their names, and the model there.
+        totals: of the requests that ended, captures not counted.
+        recent: keeps the requests that were answered last, or None.
         ended: whether vLLM's engine was told to end; what is asked of it then is never answered.
     """
 
@@ -65,11 +75,16 @@ class ReportingLLM(AsyncLLM):
         self.quiet_since = time.monotonic()
         self.prompt_lookup: LooksUp | None = None
         self.turns: Turns | None = None
+        self.store: KVStore | None = None
+        self.fingerprint = ""
+        self.totals = Totals()
+        self.recent: RecentRequests | None = None
         self.ended = False
         self._of_namespace: Counter[str] = Counter()
         super().__init__(*args, **kwargs)
         keep_images(self.renderer)
         self._fair = self.vllm_config.scheduler_config.policy == "priority"
+        self._traces = self.vllm_config.observability_config.otlp_traces_endpoint is not None
         self._has_connector = self.vllm_config.kv_transfer_config is not None
         self._hand_over = self.engine_core.add_request_async
         # vLLM has no hook there. Whatever makes a request for the engine's process, it ends here.
@@ -124,24 +139,27 @@ class ReportingLLM(AsyncLLM):
             options["priority"] = self._of_namespace[namespace] if counted else CAPTURES_PRIORITY
         self.active += counted
         self._of_namespace[namespace] += 1
-        began = time.perf_counter()
+        wishes = sampling_params.extra_args[TRANSFER_FIELD][PARAMS_KEY]
+        wants_map = wishes.get("token_map", False)
+        recent = self.recent if counted else None
+        if recent is not None:
+            wishes["token_map"] = True
+        trace = None
+        if self._traces and counted:
+            trace = RequestTrace(options.get("trace_headers"), self.model_config.model)
+            options["trace_headers"] = trace.headers()
+        outcome = Outcome(namespace, self.totals if counted else None, recent, trace)
         lookup = self.prompt_lookup if counted else None
-        looked_up = None
-        report: ReuseReport | None = None
-        captured = False
         try:
             if lookup is not None:
-                looked_up = await lookup.begin(prompt, sampling_params)
-            if looked_up is not None:
-                prompt, sampling_params = looked_up.prompt, looked_up.params
+                outcome.looked_up = await lookup.begin(prompt, sampling_params)
+            if outcome.looked_up is not None:
+                prompt, sampling_params = outcome.looked_up.prompt, outcome.looked_up.params
             async for output in super().generate(prompt, sampling_params, request_id, **options):
+                outcome.take(output)
                 if (params := output.kv_transfer_params) is not None:
-                    captured = params.pop(CAPTURED_KEY, False)
-                    if looked_up is not None and PARAMS_KEY in params:
-                        report = looked_up.with_outcome(
-                            ReuseReport.from_mapping(params[PARAMS_KEY])
-                        )
-                        params[PARAMS_KEY] = report.to_mapping()
+                    tokens = output.prompt_token_ids or ()
+                    await self._complete_map(params, tokens, namespace, wanted=wants_map)
                     if caller is not None:
                         caller.report = params
                 yield output
@@ -150,15 +168,43 @@ class ReportingLLM(AsyncLLM):
                 raise error.__cause__ from None
             raise
         finally:
-            if lookup is not None and looked_up is not None:
-                latency_s = time.perf_counter() - began
-                lookup.end(looked_up, request_id, report, latency_s=latency_s, captured=captured)
+            outcome.end()
+            if lookup is not None and outcome.looked_up is not None:
+                lookup.end(
+                    outcome.looked_up,
+                    request_id,
+                    outcome.report,
+                    latency_s=outcome.seconds,
+                    captured=outcome.captured,
+                )
             self._of_namespace[namespace] -= 1
             if not self._of_namespace[namespace]:
                 del self._of_namespace[namespace]
             if counted:
                 self.active -= 1
                 self.quiet_since = time.monotonic()
+
+    async def _complete_map(
+        self, params: dict[str, Any], tokens: Sequence[int], namespace: str, *, wanted: bool
+    ) -> None:
+        """Put texts and names into a report's token map, if it has one that is wanted."""
+        report = params.get(PARAMS_KEY) or {}
+        if (shown := report.get("token_map")) is None:
+            return
+        if not wanted:
+            report["token_map"] = None
+            return
+        report["token_map"] = (
+            await asyncio.to_thread(
+                completed,
+                TokenMap.from_mapping(shown),
+                tokens,
+                self.get_tokenizer(),
+                self.store,
+                self.fingerprint,
+                namespace,
+            )
+        ).to_mapping()
 
     def shutdown(self, timeout: float | None = None) -> None:
         """As vLLM's; what the tiers still have to write is written before.

@@ -29,6 +29,7 @@ from semkv_rag.engine.bridge import Stream, stream_async
 from semkv_rag.engine.chat import ChatService, ChatSettings
 from semkv_rag.engine.client import ReportingLLM
 from semkv_rag.engine.completion import Completion, join
+from semkv_rag.engine.counted import Counted
 from semkv_rag.engine.launch import engine_arguments, kv_bytes_per_token, resolve, transfer_config
 from semkv_rag.engine.loop import EngineLoop
 from semkv_rag.engine.openai_answers import OpenAIAnswers
@@ -46,7 +47,7 @@ from semkv_rag.wire import PARAMS_KEY
 CAPTURES_IN_FLIGHT = 32
 
 
-class Engine(OpenAIAnswers, Storing, Closing):
+class Engine(OpenAIAnswers, Storing, Counted, Closing):
     """A model in vLLM, with a store of precomputed KV.
 
     Args:
@@ -144,7 +145,8 @@ class Engine(OpenAIAnswers, Storing, Closing):
                     prompt_cache=prompt_cache,
                     encoders=encoders,
                     in_flight=CAPTURES_IN_FLIGHT,
-                    disable_log_stats=True,
+                    # vLLM's spans need its own times.
+                    disable_log_stats=config.observability_config.otlp_traces_endpoint is None,
                 )
             )
         except BaseException:
@@ -304,8 +306,6 @@ class Engine(OpenAIAnswers, Storing, Closing):
             raise EngineError(f"the check {name} failed: {error}") from error
         finally:
             self.reset_prefix_cache()
-
-    # ---- what they share -------------------------------------------------------------------
 
     async def _answer(self, prompt: Prompt, params: Any) -> Completion:
         return join([part async for part in self._parts(prompt, params)])

@@ -71,6 +71,7 @@ async def start(
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     with _script_left_alone(), cores_of_its_own(config.parallel_config.world_size):
         llm: ReportingLLM = ReportingLLM.from_vllm_config(config, **client)
+    llm.store, llm.fingerprint = store, fingerprint
     try:
         gate = GateReport(False, obstacle) if obstacle is not None else await _ask_gate(llm)
         if store is None:

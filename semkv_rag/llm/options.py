@@ -9,7 +9,15 @@ from semkv_rag.config import ReuseOptions, options_over
 from semkv_rag.errors import OptionError
 from semkv_rag.prompt_cache.named import prompt_cache_of
 
-REUSE_FIELDS = ("preset", "ratio", "selector", "check_layer", "question_tokens", "namespace")
+REUSE_FIELDS = (
+    "preset",
+    "ratio",
+    "selector",
+    "check_layer",
+    "question_tokens",
+    "token_map",
+    "namespace",
+)
 """Options of reuse, of an object or of one call."""
 PROMPT_CACHE_FIELDS = ("prompt_cache", "encoders")
 ENGINE_FIELDS = (

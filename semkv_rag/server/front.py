@@ -31,7 +31,7 @@ from semkv_rag.engine.caller import CALLER, Caller, wishes_of
 from semkv_rag.engine.streamed import events_with_report
 from semkv_rag.errors import OptionError
 from semkv_rag.server.limits import LimitError, Limits, Pace, UnderWay
-from semkv_rag.server.tenants import OF_TENANTS, OPEN, OWN, Tenancy
+from semkv_rag.server.tenants import CONSOLE_PAGE, OF_TENANTS, OPEN, OWN, READY, Tenancy
 from semkv_rag.wire import TRANSFER_FIELD
 
 logger = logging.getLogger(__name__)
@@ -111,6 +111,9 @@ class Front:
         headers = Headers(scope=scope)
         if path in OPEN or _is_preflight(scope, headers):
             await self._app(scope, receive, send)
+            return
+        if path in (READY, CONSOLE_PAGE) and self.routes is not None:
+            await self.routes(scope, receive, send)
             return
         key = api_key(headers)
         if not self.tenancy.knows(key):

@@ -5,6 +5,8 @@
   watched: `{"progress": …}`, then `{"result": …}` or `{"error": …}`.
 * `POST /semkv/v1/forget`: remove sources.
 * `POST /semkv/v1/outcome`: whether the answer of the donor that a request explored would have done.
+* `GET /ready`: 200 when prompts are answered with reuse: the gate has passed and the store's index
+  answers. Anybody may ask, so it tells nothing else.
 
 The namespace is the tenant's, by the rule that requests follow (see `tenants`); `front` has let the
 client in, and has read the body within its limits. What waits for the store waits in threads of these
@@ -29,6 +31,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from semkv_rag.config import DEFAULT_NAMESPACE
 from semkv_rag.corpus import (
     DEFAULT_CONTEXT,
     ContextMode,
@@ -42,8 +45,9 @@ from semkv_rag.engine.llm_capturer import LLMCapturer
 from semkv_rag.errors import OptionError, SemKVError
 from semkv_rag.prompt_cache import Cascade
 from semkv_rag.server.bodies import body_of, documents_of, explored_of, is_text
+from semkv_rag.server.console import Console
 from semkv_rag.server.limits import LimitError, Limits, UnderWay
-from semkv_rag.server.tenants import OWN, Tenancy
+from semkv_rag.server.tenants import OWN, READY, Tenancy
 from semkv_rag.store.cache_key import cache_key
 
 T = TypeVar("T")
@@ -54,6 +58,9 @@ HEARTBEAT_SECONDS = 5.0
 LEFT_POLL_SECONDS = 0.2
 FORGOTTEN_AT_ONCE = 64
 """Sources that are removed before it is asked whether the client is still there."""
+ASKED_S = 1.0
+ANSWERED_S = 2.0
+"""Which the store's index has to answer in, for the server to be ready."""
 RESTS = 3
 """Times as long as for a batch of names nothing is done: who waits for an answer needs the cores, too."""
 
@@ -69,6 +76,7 @@ class Routes:
         capturer: computes and stores.
         about: what `info` tells beside what it knows itself.
         cascade: the tiers, or None.
+        console: its page and what that asks for, or None.
     """
 
     def __init__(
@@ -78,6 +86,7 @@ class Routes:
         capturer: LLMCapturer,
         about: Mapping[str, Any],
         cascade: Cascade | None = None,
+        console: Console | None = None,
     ) -> None:
         self._tenancy = tenancy
         self._limits = limits
@@ -88,12 +97,15 @@ class Routes:
         self._runs = ThreadPoolExecutor(RUNS_AT_ONCE, thread_name_prefix="semkv-run")
         self._asked = ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="semkv-ask")
         self._stopping = threading.Event()
+        self._store_asked_at, self._store_is_there = float("-inf"), False
         self._app = Starlette(
             routes=[
                 Route(OWN + "info", _answered(self._info), methods=["GET"]),
                 Route(OWN + "precompute", _answered(self._precompute), methods=["POST"]),
                 Route(OWN + "forget", _answered(self._forget), methods=["POST"]),
                 Route(OWN + "outcome", _answered(self._outcome), methods=["POST"]),
+                Route(READY, self._ready, methods=["GET"]),
+                *(console.routes(_answered) if console is not None else ()),
             ]
         )
 
@@ -125,6 +137,24 @@ class Routes:
                 **self._about,
             }
         )
+
+    async def _ready(self, request: Request) -> Response:
+        store_answers = await self._store_answers()
+        told = {"gate": self._about["obstacle"] is None, "store": store_answers}
+        return JSONResponse(told, status_code=200 if all(told.values()) else 503)
+
+    async def _store_answers(self) -> bool:
+        """Whether the index answers; asked once in `ASKED_S`, however many ask us."""
+        if time.monotonic() > self._store_asked_at + ASKED_S:
+            self._store_asked_at = time.monotonic()
+            store, model = self._capturer.store, self._capturer.fingerprint
+            try:
+                asked = self._ask(lambda: store.last_change(model, DEFAULT_NAMESPACE))
+                await asyncio.wait_for(asked, ANSWERED_S)
+                self._store_is_there = True
+            except (SemKVError, TimeoutError):
+                self._store_is_there = False
+        return self._store_is_there
 
     async def _forget(self, request: Request) -> Response:
         body = await body_of(request, {"sources"}, {"namespace"})

@@ -9,6 +9,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from typing import Any, NamedTuple
 
 import vllm.envs
 from vllm import AsyncEngineArgs
@@ -22,6 +23,7 @@ from semkv_rag.engine.chat import has_chat_template
 from semkv_rag.engine.forced_tools import configure_tools
 from semkv_rag.engine.launch import platform_defaults, resolve, takes_images, transfer_config
 from semkv_rag.engine.prompt_lookup import PromptLookup
+from semkv_rag.engine.recent import RecentRequests
 from semkv_rag.engine.startup import Started, start
 from semkv_rag.engine.turns import Turns
 from semkv_rag.engine.vllm_compat import (
@@ -31,6 +33,7 @@ from semkv_rag.engine.vllm_compat import (
 )
 from semkv_rag.errors import OptionError
 from semkv_rag.prompt_cache import Encoder, PromptCacheOptions
+from semkv_rag.server.console import Console
 from semkv_rag.server.front import Front
 from semkv_rag.server.limits import Limits
 from semkv_rag.server.routes import Routes
@@ -54,6 +57,13 @@ KEPT_TOGETHER = "VLLM_ENABLE_RESPONSES_API_STORE"
 """With it vLLM keeps the responses of all clients in one place, by ids that a client may choose."""
 
 
+class Shown(NamedTuple):
+    """Whether there is a console, and whether it may change something."""
+
+    console: bool
+    changes: bool
+
+
 def serve(
     model: str,
     *,
@@ -70,6 +80,8 @@ def serve(
     encoders: Mapping[str, Encoder] | None = None,
     ram_bytes: int = 0,
     codec: str = PLAIN,
+    console: bool = False,
+    console_changes: bool = False,
 ) -> int:
     """Serve a model until it is interrupted; the process's exit code.
 
@@ -89,6 +101,8 @@ def serve(
         encoders: of the tiers, by layer; see `semkv_rag.prompt_cache.Cascade`.
         ram_bytes: what stored chunks may take in memory; 0 for none.
         codec: by which chunks are stored.
+        console: whether there is a page that shows what reuse does; with `console_changes` documents may
+            be pinned and deleted there.
 
     Raises:
         OptionError: an option cannot be used.
@@ -139,7 +153,8 @@ def serve(
         disable_log_stats=engine_args.disable_log_stats,
     )
     try:
-        asyncio.run(_run(args, tenancy, limits or Limits(), starting))
+        shown = Shown(console or console_changes, console_changes)
+        asyncio.run(_run(args, tenancy, limits or Limits(), starting, shown))
     except KeyboardInterrupt:
         return 130
     finally:
@@ -197,13 +212,14 @@ async def _run(
     tenancy: Tenancy,
     limits: Limits,
     starting: Callable[[], Awaitable[Started]],
+    shown: Shown,
 ) -> None:
     address, sock = setup_server(args, reuse_port=False)
     try:
         started = await starting()
         llm = started.llm
         try:
-            routes = _routes(started, args, tenancy, limits)
+            routes = _routes(started, args, tenancy, limits, shown)
             llm.turns = Turns(limits.requests)
             Front.configure(tenancy, limits, routes)
             await llm.reset_mm_cache()
@@ -218,11 +234,13 @@ async def _run(
         sock.close()
 
 
-def _routes(started: Started, args: Namespace, tenancy: Tenancy, limits: Limits) -> Routes:
+def _routes(
+    started: Started, args: Namespace, tenancy: Tenancy, limits: Limits, shown: Shown
+) -> Routes:
     """The server's own routes; completes the arguments of vLLM's chat on the way."""
     capturer, gate, config = started.capturer, started.gate, started.llm.vllm_config.model_config
     assert capturer is not None
-    about = {
+    about: dict[str, Any] = {
         "supports_tools": configure_tools(args),
         "supports_images": takes_images(config),
         "has_chat_template": has_chat_template(capturer.tokenizer, args.chat_template, config),
@@ -230,4 +248,9 @@ def _routes(started: Started, args: Namespace, tenancy: Tenancy, limits: Limits)
     }
     lookup = started.llm.prompt_lookup
     cascade = lookup.cascade if isinstance(lookup, PromptLookup) else None
-    return Routes(tenancy, limits, capturer, about, cascade)
+    console = None
+    if shown.console:
+        recent = started.llm.recent = RecentRequests()
+        obstacle = about["obstacle"]
+        console = Console(capturer, recent, args.model, obstacle, changes=shown.changes)
+    return Routes(tenancy, limits, capturer, about, cascade, console)

@@ -22,6 +22,13 @@ OWN = "/semkv/v1/"
 OPEN = frozenset({"/health", "/ping"})
 """Whether the server lives: for load balancers, which have no key."""
 
+CONSOLE_PAGE = OWN + "console"
+CONSOLE = CONSOLE_PAGE + "/"
+"""The console's page, which holds nothing and which anybody may load, and what it asks for."""
+
+READY = "/ready"
+"""Whether it answers with reuse: likewise without a key."""
+
 OF_TENANTS = frozenset(
     {
         "/classify",
@@ -49,6 +56,7 @@ OF_TENANTS = frozenset(
         "/v2/rerank",
         "/version",
         *(OWN + name for name in ("info", "precompute", "forget", "outcome")),
+        *(CONSOLE + name for name in ("state", "documents", "request", "change")),
     }
 )
 """What a tenant may ask for: routes that answer the one who asks and tell of nobody else."""

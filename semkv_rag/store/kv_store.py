@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -278,6 +278,11 @@ class KVStore(Closing):
         """The documents, by name; None is any model or namespace."""
         with self._database.reading() as connection:
             return sources.find(connection, model, namespace)
+
+    def sources_of(self, model: str, namespace: str, ids: Collection[str]) -> dict[str, str]:
+        """The document of each of some chunks that are one's; of several, the first by name."""
+        with self._database.reading() as connection:
+            return sources.listing(connection, model, namespace, ids)
 
     def put_source(
         self, model: str, namespace: str, name: str, digest: str, chunk_ids: Sequence[str]

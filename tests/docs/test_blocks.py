@@ -39,6 +39,7 @@ PAGES = (
     "docs/prompt-cache.md",
     "docs/images.md",
     "docs/choosing-a-preset.md",
+    "docs/look-at-a-prompt.md",
     "docs/quality-of-your-model.md",
     "docs/sizing.md",
     "docs/lifecycle.md",

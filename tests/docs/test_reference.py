@@ -25,12 +25,13 @@ from semkv_rag.config import PRESETS
 from semkv_rag.connector.metrics import SECONDS, ReuseMetrics
 from semkv_rag.prompt_cache.normalise import Normalisation
 from semkv_rag.report import Explored
+from semkv_rag.token_map import MappedSpan, TokenMap
 from workbench.pages import entries
 from workbench.settings import ROOT
 
 DOCS = ROOT / "docs"
 REPORT = DOCS / "report.md"
-OF_AN_ANSWER = ("What happened", "Tokens", "Times", "Prompt cache", "Images")
+OF_AN_ANSWER = ("What happened", "Tokens", "Times", "Prompt cache", "Images", "Token map")
 
 
 def names(kind: Any) -> set[str]:
@@ -51,8 +52,10 @@ def documented(kind: Any, section: DocstringSectionKind) -> set[str]:
 def test_every_field_of_the_report_has_an_entry() -> None:
     tables = [entries(REPORT, heading) for heading in OF_AN_ANSWER]
     told = set().union(*tables)
-    assert names(ReuseReport) | names(Explored) == told
-    assert sum(map(len, tables)) == len(told), "a field has two entries"
+    of_a_map = names(TokenMap) | names(MappedSpan)
+    assert names(ReuseReport) | names(Explored) | of_a_map == told
+    # `cached_tokens` is one of the report and of its map.
+    assert sum(map(len, tables)) == len(told) + 1, "a field has two entries"
 
 
 def test_every_field_of_a_run_has_an_entry() -> None:
@@ -72,7 +75,16 @@ def test_the_metrics_are_ours_and_those_of_vllm() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [ReuseOptions, PromptCacheOptions, Normalisation, ReuseReport, Completion, PrecomputeResult],
+    [
+        ReuseOptions,
+        PromptCacheOptions,
+        Normalisation,
+        ReuseReport,
+        TokenMap,
+        MappedSpan,
+        Completion,
+        PrecomputeResult,
+    ],
 )
 def test_every_field_is_described_where_the_reference_takes_it_from(kind: Any) -> None:
     assert documented(kind, DocstringSectionKind.attributes) == names(kind)

@@ -7,7 +7,7 @@ import asyncio
 import httpx
 
 from semkv_rag.engine.caller import Caller, admitted, namespace_in
-from semkv_rag.server.tenants import OF_TENANTS
+from semkv_rag.server.tenants import CONSOLE, OF_TENANTS
 from semkv_rag.store import KVStore
 from workbench.bodies import (
     body,
@@ -26,8 +26,10 @@ NOT_HERE = {
     *("/v1/audio/transcriptions", "/v1/audio/translations", "/v2/embed", "/v2/rerank"),
 }
 """Of models that embed, score or hear."""
+NOT_HERE.add(CONSOLE + "change")  # the server shows no console; `test_console` asks there
 
 NO_POST = {"/v1/models", "/v1/realtime", "/version", "/semkv/v1/info"}
+NO_POST |= {CONSOLE + name for name in ("state", "documents", "request")}
 
 
 def namespaces(server: Server) -> set[str]:

@@ -91,6 +91,8 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
     """The layer whose KV deviation is compared."""
     question_tokens: int | None = None
     """How many tokens at the prompt's end are the question, for selectors that look at it."""
+    token_map: bool | None = None
+    """True: the report tells what became of each token, for `ReuseReport.to_html`."""
     namespace: str | None = None
     """The tenant whose chunks may be used."""
 

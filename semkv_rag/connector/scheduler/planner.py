@@ -45,6 +45,7 @@ from semkv_rag.connector.metrics import ReuseStats
 from semkv_rag.connector.scheduler.admission import note_images, obstacle, wishes_in
 from semkv_rag.connector.scheduler.block_hashes import salt_blocks
 from semkv_rag.connector.scheduler.catalogue import Catalogue
+from semkv_rag.connector.scheduler.pace import Pace
 from semkv_rag.connector.scheduler.step_work import StepWork
 from semkv_rag.connector.scheduler.tracked import TrackedRequest
 from semkv_rag.errors import OptionError, StoreError
@@ -96,6 +97,7 @@ class RequestPlanner:
     ) -> None:
         self.gate = GateReport(False, "the workers have not reported yet")
         self.stats = ReuseStats()
+        self.pace = Pace()
         self.kv_cache_manager: KVCacheManager | None = None
         self._catalogue = catalogue
         self._defaults = defaults
@@ -215,10 +217,12 @@ class RequestPlanner:
             prompt = tracked.matchable()
             end = first_to_compute(spans, tracked.images)
             plan = make_plan(spans, len(prompt), tracked.options, end)
-            if plan is not None:
+            sooner = None if plan is None else self.pace.why_not(plan)
+            if plan is not None and sooner is None:
                 tracked.plan = self._conversations.with_earlier_question(
                     plan.asking(prompt), prompt
                 )
+            reason = sooner or reason
         except StoreError as error:
             reason = f"the store's index cannot be read: {error}"
             tracked.fault = "index"
@@ -226,6 +230,8 @@ class RequestPlanner:
             logger.exception("Matching failed; the request is computed")
             reason = f"matching failed: {error!r}"
             tracked.fault = "internal"
+        took_s = time.perf_counter() - tracked.since
+        tracked.times["match"] = (time.time() - took_s, time.time())
         plan = tracked.plan
         tracked.report = replace(
             tracked.report,
@@ -234,7 +240,7 @@ class RequestPlanner:
             reused_tokens=plan.reused_tokens if plan else 0,
             chunk_ids=tuple(span.chunk_id for span in plan.spans) if plan else (),
             codecs=plan.codecs if plan else (),
-            match_ms=round((time.perf_counter() - tracked.since) * 1000, 3),
+            match_ms=round(took_s * 1000, 3),
             reason=reason if plan is None else None,
         )
 
@@ -300,6 +306,7 @@ class RequestPlanner:
         Args:
             scheduled: what its forward computes, see `scheduled_ranges`.
         """
+        self.pace.step_began(sum(end - begin for begin, end in scheduled.values()))
         planned, self._planned = self._planned, []
         blends, self._blends = self._blends, []
         return self._step_work.metadata(planned, blends, scheduled, self._requests)
@@ -318,6 +325,9 @@ class RequestPlanner:
                 self._catalogue.forget(tracked.options.namespace, result.bad_chunks)
             self._ended(request_id)
             tracked.take(result)
+            if result.stats is not None:
+                stored = tracked.loaded_tokens + result.stats.recomputed
+                self.pace.loaded(stored, result.stats.load_ms)
 
     def _ended(self, request_id: str) -> None:
         """Let those be blended that waited for this one's blend."""

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from semkv_rag.config import AUTO, ReuseOptions
 from semkv_rag.connector.images.report import take_image_report
-from semkv_rag.connector.messages import BlendResult, BlendTask
+from semkv_rag.connector.messages import BlendResult, BlendStats, BlendTask, SeenTokens
 from semkv_rag.connector.metrics import Fault
 from semkv_rag.report import ReuseReport
 from semkv_rag.reuse import ImageRows, ReusePlan, Span, TokenArray, tell_images_apart, token_array
-from semkv_rag.wire import CAPTURED_KEY, PARAMS_KEY
+from semkv_rag.reuse.mapped import token_map
+from semkv_rag.wire import CAPTURED_KEY, COUNTED_KEY, PARAMS_KEY, TIMES_KEY, Times
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -34,6 +35,8 @@ class TrackedRequest:
         capture: the wish that the prompt be captured; `captured` once the workers were told.
         loaded_tokens: of the prompt, those whose KV is as it was stored.
         fault: what went wrong with its reuse.
+        seen: what its blend did with each token, if that is to be told.
+        times: when the parts of its reuse began and ended.
     """
 
     request: Request
@@ -53,6 +56,8 @@ class TrackedRequest:
     in_prefix_cache: int = 0
     loaded_tokens: int = 0
     fault: Fault | None = None
+    seen: SeenTokens | None = None
+    times: Times = field(default_factory=dict)
 
     def tokens(self) -> TokenArray:
         """The prompt's tokens as they are matched and stored."""
@@ -94,6 +99,8 @@ class TrackedRequest:
                 reason=result.error,
             )
             return
+        self.seen = stats.seen
+        self._note_times(stats)
         if self.blend is not None:
             start, spans = self.blend.start, self.blend.plan.spans
             stored = sum(max(0, span.end - max(span.dst, start)) for span in spans)
@@ -112,9 +119,23 @@ class TrackedRequest:
             file_bytes=stats.file_bytes,
         )
 
+    def _note_times(self, stats: BlendStats) -> None:
+        began, ended = stats.began_at, stats.began_at + stats.blend_ms / 1000
+        picked = stats.picked_at or began
+        self.times["load"] = (began, began + stats.load_ms / 1000)
+        if stats.picked_at is not None:
+            self.times["pick"] = (began, picked)
+        self.times["recompute"] = (picked, ended)
+
     def final_report(self) -> ReuseReport:
         """The report, once the request has ended; asked for once."""
         report = replace(self.report, preemptions=self.request.num_preemptions)
+        if self.options.token_map:
+            seen = self.seen or SeenTokens((), 0, "")
+            shown = token_map(
+                self.plan, report.cached_tokens, seen.recomputed, seen.scores, seen.start
+            )
+            report = replace(report, token_map=shown)
         images = take_image_report(self.request.request_id)
         if images is not None:
             report = report.with_images(
@@ -125,6 +146,9 @@ class TrackedRequest:
     def answer(self, report: ReuseReport) -> dict[str, Any]:
         """The answer's `kv_transfer_params`: the report, and whether the request was captured."""
         said: dict[str, Any] = {PARAMS_KEY: report.to_mapping()}
+        said[COUNTED_KEY] = {"loaded_tokens": self.loaded_tokens, "fault": self.fault}
+        if self.times:
+            said[TIMES_KEY] = self.times
         if self.captured:
             said[CAPTURED_KEY] = True
         return said

@@ -50,6 +50,23 @@ def find(
     ]
 
 
+def listing(
+    connection: Connection, model: str, namespace: str, ids: Collection[str]
+) -> dict[str, str]:
+    """The first source by name that lists each of some chunks, by the chunk's id."""
+    named = (
+        select(source_chunks.c.chunk_id, func.min(sources.c.name))
+        .join(sources, sources.c.id == source_chunks.c.source_id)
+        .where(sources.c.model == model, sources.c.namespace == namespace)
+        .group_by(source_chunks.c.chunk_id)
+    )
+    return {
+        chunk_id: name
+        for piece in pieces(ids)
+        for chunk_id, name in connection.execute(named.where(source_chunks.c.chunk_id.in_(piece)))
+    }
+
+
 def there(connection: Connection, model: str, namespace: str, names: Collection[str]) -> int:
     """How many of some sources there are."""
     found = _scoped(select(func.count(sources.c.id)), model, namespace)

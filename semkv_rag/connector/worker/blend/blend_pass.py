@@ -14,6 +14,7 @@ import torch
 from semkv_rag.connector.messages import BlendStats, BlendTask
 from semkv_rag.connector.worker.blend.blend_run import BlendRun
 from semkv_rag.connector.worker.blend.launch import Launch, compute
+from semkv_rag.connector.worker.blend.seen_tokens import seen_tokens
 from semkv_rag.connector.worker.blend.setting import BlendSetting, Picked
 from semkv_rag.connector.worker.blend.stored_kv import Sources
 from semkv_rag.connector.worker.model.scattered import MOST_RUNS
@@ -93,6 +94,7 @@ class Blend:
 
     def __init__(self, owner: BlendPass, task: BlendTask, run: BlendRun) -> None:
         self._owner, self._run, self._began = owner, run, time.perf_counter()
+        self._began_at = time.time()
         self._launches = run.launches()
         self._launch: Launch | None = None
         self.task, self.stored = task, run.stored
@@ -131,10 +133,15 @@ class Blend:
             owner.remember(self.task, Picked(run.picked, run.risk))
         layers = len(owner.setting.model.layers)
         self.stats = BlendStats(
-            recomputed=run.recomputed,
+            recomputed=len(run.recomputed),
             charged_ratio=run.computed_rows / (layers * len(run.rows.positions)),
             load_ms=self.stored.took_ms,
             blend_ms=(time.perf_counter() - self._began) * 1000,
             risk=run.risk,
             note=run.unpromised,
+            began_at=self._began_at,
+            picked_at=run.picked_at,
+            seen=seen_tokens(run.rows, run.recomputed, run.scores)
+            if self.task.plan.options.token_map
+            else None,
         )

@@ -11,6 +11,7 @@ the launches as the steps' budgets allow, and computes those of several requests
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import partial
@@ -43,7 +44,10 @@ class BlendRun:
         rows: what is blended.
         stored: the KV that is not computed.
         picked: the rows that a look at the KV picked, [picked], int64; None when nothing was looked at.
-        recomputed: reused tokens that were computed.
+        recomputed: the reused rows that were computed, [recomputed], int64.
+        picked_at: when a look at the KV had picked, seconds since the epoch; None when nothing was looked
+            at.
+        scores: the selector's, of all candidates, [candidates]; None when nothing was looked at.
         risk: the loss that is expected of what was blended (`semkv_rag.blend.risk`), nats a token; None
             where the selector cannot tell.
         unpromised: why all tokens were computed though the ratio is `auto`, in words, or None.
@@ -66,7 +70,9 @@ class BlendRun:
         self._fresh = self.rows.fresh  # those that are still to be computed
         self._expected: Expectation | None = None
         self.picked: Tensor | None = None
-        self.recomputed = 0
+        self.recomputed = self.rows.candidates[:0]
+        self.picked_at: float | None = None
+        self.scores: Tensor | None = None
         self.risk: float | None = None
         self.unpromised: str | None = None
         self.computed_rows = 0
@@ -134,7 +140,8 @@ class BlendRun:
         )
 
     def _look_and_recompute(self) -> Iterator[Launch]:
-        scores = yield from self._score()
+        scores = self.scores = yield from self._score()
+        self.picked_at = time.time()
         picked = pick(scores, self._count)
         self.picked = self.rows.candidates[picked]
         if self._expected is None:
@@ -217,7 +224,7 @@ class BlendRun:
 
     def _recompute(self, picked: Tensor) -> Iterator[Launch]:
         """Compute the picked rows and the fresh ones; the others have their stored KV then."""
-        self.recomputed = len(picked)
+        self.recomputed = picked
         rows = torch.cat((picked, self._fresh))
         seen = None if self._expected is None else self._expected.seen
         if len(rows):

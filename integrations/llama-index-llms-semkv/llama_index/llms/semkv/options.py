@@ -99,6 +99,10 @@ class SemKVOptions(StructuredPrediction):
         default=None,
         description="Tokens of the question at the prompt's end, for selectors that look at it.",
     )
+    token_map: bool | None = Field(
+        default=None,
+        description="True: the report tells what became of each token, for ReuseReport.to_html.",
+    )
     namespace: str | None = Field(default=None, description="The tenant whose chunks may be used.")
     max_tokens: int = Field(
         default=DEFAULT_NUM_OUTPUTS, gt=0, description="The most tokens of an answer."

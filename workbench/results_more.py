@@ -1,0 +1,65 @@
+"""Tables of docs/results.md with one row for each thing that was measured: plans, codecs, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+PARTS = {
+    "counted": "counting it, in the scheduler",
+    "observed": "entering it into `/metrics`",
+    "outcome": "taking its report, and `Engine.stats`",
+    "traced": "its spans",
+    "kept": "keeping it for the console, with a token map",
+}
+
+
+def plan_lines(figures: Mapping[str, Any]) -> list[list[str]]:
+    """A row for each figure of a plan: what was planned, and what was measured then."""
+    lines = [["", "planned", "measured", "planned / measured"], ["---"] * 4]
+    for row in figures["rows"]:
+        both = [f"{row[name]:,.1f}" for name in ("planned", "measured")]
+        lines.append([row["what"], *both, f"{row['planned'] / row['measured']:.2f}"])
+    return lines
+
+
+def codec_lines(figures: Mapping[str, Any]) -> list[list[str]]:
+    """A row for each codec."""
+    head = [
+        *("codec", "bytes a token", "smaller"),
+        *(
+            "error of K, V (mean over layers)",
+            "equal tokens",
+            "score",
+            "encode, GB/s",
+            "decode, GB/s",
+        ),
+    ]
+    lines = [head, ["---"] * len(head)]
+    plain = figures["codecs"]["plain"]["bytes_per_token"]
+    for name, told in figures["codecs"].items():
+        speed = told["speed"]["8B"]
+        encode = speed["encode_gb_per_s"]
+        errors = [sum(told["error"][which]) / len(told["error"][which]) for which in "kv"]
+        lines.append(
+            [
+                f"`{name}`",
+                f"{told['bytes_per_token']:,.0f}",
+                f"{plain / told['bytes_per_token']:.2f}x",
+                ", ".join(f"{one:.4f}" for one in errors),
+                f"{100 * told['agreement']:.1f} %",
+                f"{told['score']:.1f}",
+                "" if encode is None else f"{encode['median']:.1f}",
+                f"{speed['decode_gb_per_s']['median']:.1f}",
+            ]
+        )
+    return lines
+
+
+def observing_lines(figures: Mapping[str, Any]) -> list[list[str]]:
+    """A row for each part of being observed."""
+    lines = [["a request's", "ms"], ["---"] * 2]
+    for name, told in figures["parts_ms"].items():
+        lines.append([PARTS[name], f"{told['median']:.3f}"])
+    lines.append(["metrics and spans together", f"{figures['metrics_and_traces_ms']:.3f}"])
+    return lines
