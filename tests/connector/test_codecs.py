@@ -134,11 +134,13 @@ def test_memory_that_has_a_chunk_as_it_was_before_is_not_asked(
 ) -> None:
     with engines.own(tiny_model("qwen3"), ram_bytes=8 << 20) as one:
         prompt = prompt_of(three(one, namespace))
-        afresh(one, prompt, namespace)
+        plain = afresh(one, prompt, namespace).report
         recode(one, namespace, "int4")
         report = afresh(one, prompt, namespace).report
         assert report.codecs == ("int4",)
-        assert report.memory_bytes == 0 < report.file_bytes
+        # What was read ahead of the blend stands in memory, too: but as it is now.
+        before = plain.memory_bytes + plain.file_bytes
+        assert 0 < report.memory_bytes + report.file_bytes < before / 2
         assert afresh(one, prompt, namespace).report.memory_bytes == report.file_bytes
 
 

@@ -24,12 +24,12 @@ def test_each_token_is_what_the_report_counts(engine: Engine, namespace: str) ->
     precompute_texts(engine, [("clubs", CHUNKS)], namespace=namespace, prefix=PREFIX)
     options = {"namespace": namespace, "ratio": 0.3}
     engine.reset_prefix_cache()
-    plain = engine.generate(PROMPT, sampling=SAMPLING, reuse=ReuseOptions(**options))
-    assert plain.report.token_map is None
-    engine.reset_prefix_cache()
     shown = engine.generate(
         PROMPT, sampling=SAMPLING, reuse=ReuseOptions(**options, token_map=True)
     )
+    engine.reset_prefix_cache()
+    plain = engine.generate(PROMPT, sampling=SAMPLING, reuse=ReuseOptions(**options))
+    assert plain.report.token_map is None
     assert_same(shown, plain)
     report, made = shown.report, shown.report.token_map
     assert made is not None

@@ -90,6 +90,7 @@ def test_an_event_s_payload_does_not_start_the_engine() -> None:
         "selector": None,
         "check_layer": None,
         "question_tokens": None,
+        "token_map": None,
         "namespace": None,
     }
 
