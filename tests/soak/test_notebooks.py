@@ -33,8 +33,6 @@ for cell in json.load(open(sys.argv[1]))["cells"]:
 """
 
 SAID = {
-    "llama_index": ["\nhit ", "## html"],
-    "langchain": ["'kv_cache': 'hit'", "## hit"],
     "choosing_a_preset": ["balanced", "fast"],
     "first_token": ["'plain': [", "'fast': ["],
 }
