@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from semkv_rag.cli import options
-from semkv_rag.cli.output import data_only_stdout, print_json, print_rich, say, write_text
+from semkv_rag.cli.output import check_writable, data_only_stdout, print_json, print_rich, say
 from semkv_rag.config import DEFAULT_NAMESPACE
 from semkv_rag.corpus import read_document
 from semkv_rag.model_name import check_model
@@ -47,6 +47,7 @@ def ask_command(
     The prompt is the prefix, the documents and the question, with an empty line between. With --json
     the reuse report is printed too.
     """
+    check_writable("--html", html)
     reuse = options.reuse_options(
         preset,
         ratio,
@@ -70,7 +71,7 @@ def ask_command(
             )
     report = completion.report
     if html is not None:
-        write_text(html, report.to_html())
+        html.write_text(report.to_html(), encoding="utf-8")
     if as_json:
         print_json(
             {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from semkv_rag.cli import checks, options
-from semkv_rag.cli.output import data_only_stdout, print_json
+from semkv_rag.cli.output import check_writable, data_only_stdout, print_json
 from semkv_rag.errors import OptionError
 from semkv_rag.store.place import is_url
 
@@ -77,11 +77,7 @@ def _check_options(model: str | None, *, deep: bool, out: Path | None) -> None:
         return
     if not deep:
         raise OptionError("--out takes what --deep finds: add --deep, or use --json")
-    folder = out.absolute().parent
-    if not folder.is_dir():
-        raise OptionError(f"--out {out}: there is no folder {folder}; make it first")
-    if not os.access(out if out.exists() else folder, os.W_OK):
-        raise OptionError(f"--out {out} cannot be written: name another file")
+    check_writable("--out", out)
 
 
 def _findings(

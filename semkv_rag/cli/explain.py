@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from semkv_rag.cli import options
-from semkv_rag.cli.output import data_only_stdout, print_json, print_rich, say, write_text
+from semkv_rag.cli.output import check_writable, data_only_stdout, print_json, print_rich, say
 from semkv_rag.cli.stored_of import stored_of
 from semkv_rag.config import DEFAULT_NAMESPACE
 from semkv_rag.errors import OptionError
@@ -50,6 +50,7 @@ def explain_command(
     Nothing is computed by the model and nothing is stored. --html and --map show which of the prompt's
     tokens are stored; which of them are computed again is known once the model is asked (`semkv ask`).
     """
+    check_writable("--html", html)
     cache_options, encoders = options.cache_options(prompt_cache or "{}", tier_encoder)
     assert cache_options is not None
     chosen = {"threshold": threshold, "reuse": reuse}
@@ -82,7 +83,7 @@ def explain_command(
             else "The store is empty."
         )
     if html is not None:
-        write_text(html, report.to_html())
+        html.write_text(report.to_html(), encoding="utf-8")
     if not as_json:
         if show_map:
             print_rich(report)

@@ -61,16 +61,19 @@ def print_rich(shown: RichCast) -> None:
     Console(highlight=False).print(shown)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file that the user named.
+def check_writable(option: str, path: Path | None) -> None:
+    """Make sure that a file can be written later, before there is work to be lost; None is no file.
 
     Raises:
-        OptionError: it cannot be written.
+        OptionError: it cannot.
     """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"{path} cannot be written: {error.strerror}") from error
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise OptionError(f"{option} {path}: there is no folder {folder}; make it first")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise OptionError(f"{option} {path} cannot be written: name another file")
 
 
 def say(text: str) -> None:

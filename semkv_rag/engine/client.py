@@ -34,7 +34,7 @@ from semkv_rag.engine.caller import (
 from semkv_rag.engine.image_inputs import keep_images
 from semkv_rag.engine.looked_up import LooksUp
 from semkv_rag.engine.mapping import completed
-from semkv_rag.engine.outcome import Outcome
+from semkv_rag.engine.outcome import Outcome, looking_on
 from semkv_rag.engine.recent import RecentRequests
 from semkv_rag.engine.totals import Totals
 from semkv_rag.engine.tracing import RequestTrace
@@ -146,8 +146,9 @@ class ReportingLLM(AsyncLLM):
             wishes["token_map"] = True
         trace = None
         if self._traces and counted:
-            trace = RequestTrace(options.get("trace_headers"), self.model_config.model)
-            options["trace_headers"] = trace.headers()
+            with looking_on():
+                trace = RequestTrace(options.get("trace_headers"), self.model_config.model)
+                options["trace_headers"] = trace.headers()
         outcome = Outcome(namespace, self.totals if counted else None, recent, trace)
         lookup = self.prompt_lookup if counted else None
         try:
@@ -191,11 +192,11 @@ class ReportingLLM(AsyncLLM):
         report = params.get(PARAMS_KEY) or {}
         if (shown := report.get("token_map")) is None:
             return
+        report["token_map"] = None
         if not wanted:
-            report["token_map"] = None
             return
-        report["token_map"] = (
-            await asyncio.to_thread(
+        with looking_on():
+            whole = await asyncio.to_thread(
                 completed,
                 TokenMap.from_mapping(shown),
                 tokens,
@@ -204,7 +205,7 @@ class ReportingLLM(AsyncLLM):
                 self.fingerprint,
                 namespace,
             )
-        ).to_mapping()
+            report["token_map"] = whole.to_mapping()
 
     def shutdown(self, timeout: float | None = None) -> None:
         """As vLLM's; what the tiers still have to write is written before.

@@ -1,9 +1,14 @@
-"""What comes of a request: its report, and who is told of it."""
+"""What comes of a request: its report, and who is told of it.
+
+Whoever is told looks on: a fault there is logged, and the answer goes to its client all the same.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from vllm import RequestOutput
@@ -14,6 +19,17 @@ from semkv_rag.engine.totals import Totals
 from semkv_rag.engine.tracing import RequestTrace
 from semkv_rag.report import ReuseReport
 from semkv_rag.wire import CAPTURED_KEY, COUNTED_KEY, PARAMS_KEY, TIMES_KEY, Times
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def looking_on() -> Iterator[None]:
+    """Inside, an error is logged and goes no further: no answer depends on what is done there."""
+    try:
+        yield
+    except Exception:
+        logger.exception("A request could not be counted, kept or shown")
 
 
 class Outcome:
@@ -67,14 +83,21 @@ class Outcome:
             report = self.looked_up.with_outcome(report)
             params[PARAMS_KEY] = report.to_mapping()
         self.report = report
+        with looking_on():
+            self._tell(report, counts, output)
+
+    def _tell(
+        self, report: ReuseReport, counts: Mapping[str, Any] | None, output: RequestOutput
+    ) -> None:
         if self._totals is not None and counts is not None:
             self._totals.count(report, **counts)
         if self._recent is not None:
             tokens = list(output.prompt_token_ids or ())
-            ttft_ms, latency_ms = 1000 * self._ttft_s, 1000 * self.seconds
+            ttft_ms, latency_ms = 1000 * (self._ttft_s or 0.0), 1000 * self.seconds
             self._recent.note(self._namespace, report, tokens, ttft_ms, latency_ms)
 
     def end(self) -> None:
         """It has ended, in whatever way."""
         if self._trace is not None:
-            self._trace.end(self.report, self._times)
+            with looking_on():
+                self._trace.end(self.report, self._times)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files
 from statistics import median
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -28,8 +28,6 @@ from semkv_rag.server.bodies import body_of, is_text
 from semkv_rag.server.tenants import CONSOLE, CONSOLE_PAGE
 from semkv_rag.store import Pin, SourceInfo
 from semkv_rag.token_map import TokenMap
-
-T = TypeVar("T")
 
 SHOWN_DOCUMENTS: Final = 200
 PAGE: Final = files("semkv_rag.server").joinpath("console.html").read_text(encoding="utf-8")
@@ -83,7 +81,7 @@ class Console:
     async def _state(self, request: Request) -> Response:
         namespace = _namespace()
         store = self._capturer.store
-        stats = await _in_thread(lambda: store.stats(namespace))
+        stats = await asyncio.to_thread(lambda: store.stats(namespace))
         seen = self._recent.of(namespace)
         return JSONResponse(
             {
@@ -125,7 +123,7 @@ class Console:
 
             return {"documents": [told(one) for one in shown], "total": len(found)}
 
-        return JSONResponse(await _in_thread(look))
+        return JSONResponse(await asyncio.to_thread(look))
 
     async def _request(self, request: Request) -> Response:
         namespace = _namespace()
@@ -136,7 +134,7 @@ class Console:
                 {"error": {"message": "the request is not kept any more"}}, status_code=404
             )
         capturer = self._capturer
-        shown = await _in_thread(
+        shown = await asyncio.to_thread(
             lambda: completed(
                 seen.report.token_map or TokenMap(),
                 seen.tokens.tolist(),
@@ -168,7 +166,7 @@ class Console:
             else:
                 store.remove_source(model, namespace, name)
 
-        await _in_thread(change)
+        await asyncio.to_thread(change)
         return JSONResponse({"done": do})
 
 
@@ -176,10 +174,6 @@ def _namespace() -> str:
     caller = CALLER.get()
     assert caller is not None, "the routes stand behind `front`"
     return caller.namespace
-
-
-async def _in_thread(question: Callable[[], T]) -> T:
-    return await asyncio.to_thread(question)
 
 
 def _told(one: SeenRequest) -> dict[str, Any]:

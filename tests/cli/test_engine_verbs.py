@@ -79,12 +79,14 @@ def test_from_documents_to_an_answer(semkv: Semkv, folder: Path, tmp_path: Path)
     assert plain.code == 0
     assert plain.data["report"]["kv_cache"] == "skip"
 
-    whole = semkv(*ask, *context, "--ratio", 1)
+    whole = semkv(*ask, *context, "--ratio", 1, "--html", tmp_path / "asked.html")
     report = whole.data["report"]
     assert whole.data["answer"] == plain.data["answer"]
     assert report["kv_cache"] == "hit"
     assert report["exact_tokens"] >= len(PREFIX.split())
     assert report["reused_tokens"] > 100
+    assert report["token_map"]["spans"]
+    assert "one.txt" in (tmp_path / "asked.html").read_text()
 
     prompts = tmp_path / "prompts.jsonl"
     asked = " ".join(WORDS * 3)
@@ -101,6 +103,17 @@ def test_from_documents_to_an_answer(semkv: Semkv, folder: Path, tmp_path: Path)
     assert explained.data["served"]["tier"] == "exact_text"
     assert explained.data["served"]["text"] == asked
     assert {one["text"] for one in explained.data["candidates"]} == {asked, f"{asked} and why"}
+
+    looked = ["--html", tmp_path / "prompt.html"]
+    shown = semkv("explain", f"{PREFIX} {asked}", *common, *looked, "--map")
+    assert shown.code == 0
+    assert "tokens; of them stored" in shown.out
+    assert "loaded, exact" in shown.out
+    page = (tmp_path / "prompt.html").read_text()
+    assert 'class="exact"' in page
+    nowhere = semkv("explain", asked, *common, "--html", tmp_path / "none" / "prompt.html")
+    assert nowhere.code == 2
+    assert "there is no folder" in nowhere.err
 
     healthy = semkv("doctor", *common)
     assert healthy.code == 0, healthy.out

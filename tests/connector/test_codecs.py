@@ -138,10 +138,11 @@ def test_memory_that_has_a_chunk_as_it_was_before_is_not_asked(
         recode(one, namespace, "int4")
         report = afresh(one, prompt, namespace).report
         assert report.codecs == ("int4",)
-        # What was read ahead of the blend stands in memory, too: but as it is now.
-        before = plain.memory_bytes + plain.file_bytes
-        assert 0 < report.memory_bytes + report.file_bytes < before / 2
-        assert afresh(one, prompt, namespace).report.memory_bytes == report.file_bytes
+        # Read by the blend, or ahead of it on a busy machine: in either case as it is now.
+        before, now = (told.memory_bytes + told.file_bytes for told in (plain, report))
+        assert 0 < now < before / 2
+        again = afresh(one, prompt, namespace).report
+        assert (again.memory_bytes, again.file_bytes) == (now, 0)
 
 
 def test_an_unknown_codec_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import httpx
+import pytest
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.corpus import precompute_texts
@@ -99,3 +100,23 @@ def test_over_http_and_in_its_own_namespace_only(server: Server) -> None:
         assert report.kv_cache == "hit"
         assert report.token_map is not None
         assert {span.source for span in report.token_map.spans} - {None} == {name}
+
+
+def test_no_answer_depends_on_who_looks_on(
+    engine: Engine, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("looking on")
+
+    precompute_texts(engine, [("clubs", CHUNKS)], namespace=namespace, prefix=PREFIX)
+    assert engine._llm is not None
+    monkeypatch.setattr(engine._llm.totals, "count", fail)
+    monkeypatch.setattr("semkv_rag.engine.client.completed", fail)
+    engine.reset_prefix_cache()
+    options = ReuseOptions(namespace=namespace, token_map=True)
+    answer = engine.generate(PROMPT, sampling=SAMPLING, reuse=options)
+    assert answer.report.kv_cache == "hit"
+    assert answer.report.token_map is None
+    engine.reset_prefix_cache()
+    reuse = ReuseOptions(namespace=namespace)
+    assert_same(answer, engine.generate(PROMPT, sampling=SAMPLING, reuse=reuse))

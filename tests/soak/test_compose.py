@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -56,9 +58,6 @@ def test_the_server_of_compose_answers_with_reuse(reader: Path, tmp_path: Path) 
 
 
 def ask_it(command: list[str], own: dict[str, str], port: int, log: Path) -> None:
-    import os
-    import sys
-
     program_ = str(Path(sys.executable).parent / command[0])
     with (
         log.open("wb") as output,
