@@ -94,7 +94,12 @@ def main() -> None:
     )
     totals, recent = Totals(), RecentRequests()
     tokens = list(range(TOKENS))
-    counted = {"loaded_tokens": 3412, "fault": None}
+    counted: dict[str, Any] = {
+        "loaded_tokens": 3412,
+        "fault": None,
+        "why": None,
+        "seconds": {"pick": 0.2, "recompute": 1.4},
+    }
     now = time.time()
     times = dict.fromkeys(("match", "load", "pick", "recompute"), (now, now + 1))
 
@@ -103,7 +108,7 @@ def main() -> None:
         return SimpleNamespace(kv_transfer_params=params, prompt_token_ids=tokens)
 
     def count() -> None:
-        stats.count(REPORT, 3412, None)
+        stats.count(REPORT, **counted)
         taken.append(stats.take().data)
 
     taken: list[Any] = []

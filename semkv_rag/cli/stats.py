@@ -16,21 +16,34 @@ from semkv_rag.errors import EngineError
 
 COUNTS: Final = {
     "semkv_requests_total": ("outcome", "requests"),
+    "semkv_plain_requests_total": ("reason", "without stored KV"),
     "semkv_prompt_tokens_total": ("kind", "prompt tokens"),
     "semkv_loaded_bytes_total": ("tier", "stored KV loaded"),
     "semkv_faults_total": ("kind", "faults"),
+    "semkv_prompt_cache_requests_total": ("tier outcome", "prompt cache"),
+    "semkv_captures_total": ("outcome", "captures"),
 }
-"""By metric: its own label, and what a reader is told."""
+"""By metric: its own labels, and what a reader is told."""
+STATES: Final = {
+    "semkv_servable": "served with reuse",
+    "semkv_store_chunks": "stored chunks",
+    "semkv_store_bytes": "stored KV",
+    "semkv_evicted_total": "evicted",
+}
 TIMES: Final = {
     "semkv_match_seconds": "finding the chunks",
     "semkv_load_seconds": "loading their KV",
+    "semkv_pick_seconds": "picking the tokens",
+    "semkv_recompute_seconds": "computing them",
     "semkv_blend_seconds": "the whole blend",
+    "semkv_stall_seconds": "added to others' steps",
     "vllm:time_to_first_token_seconds": "time to first token",
 }
 EVERY_S: Final = 2.0
 CLEAR: Final = "\x1b[2J\x1b[H"
 
-Stats = dict[str, dict[str, float]]
+Stats = dict[str, Any]
+"""By metric: a number, or numbers by label."""
 
 
 def stats_command(
@@ -59,7 +72,7 @@ def stats_command(
 
 
 def read(url: str, key: str | None) -> Stats:
-    """The metrics of a server, by name: counts by label; of times `count`, `sum` and the quantiles.
+    """The metrics of a server, by name: a number, or counts by label; of times `count`, `sum`, quantiles.
 
     Raises:
         EngineError: the server does not answer, or wants another key.
@@ -80,9 +93,11 @@ def read(url: str, key: str | None) -> Stats:
         for sample in family.samples:
             name = sample.name
             if name in COUNTS:
-                label = sample.labels[COUNTS[name][0]]
+                label = " ".join(sample.labels[one] for one in COUNTS[name][0].split())
                 own = stats.setdefault(name, {})
                 own[label] = own.get(label, 0) + sample.value
+            elif name in STATES:
+                stats[name] = sample.value
             elif family.name in TIMES and name.endswith(("_count", "_sum")):
                 own = stats.setdefault(family.name, {})
                 part = name.rpartition("_")[2]
@@ -126,6 +141,11 @@ def show(stats: Stats) -> None:
         for label, count in sorted(own.items()):
             amount = size_in_words(count) if "bytes" in name else f"{count:,.0f}"
             rows.append((told, label, amount, f"{count / total:.0%}" if total else ""))
+    for name, told in STATES.items():
+        if (value := stats.get(name)) is not None:
+            rows.append(
+                (told, "", size_in_words(value) if "bytes" in name else f"{value:,.0f}", "")
+            )
     print_table(("what", "of them", "so far", "share"), rows)
     times = [
         (told, f"{took['count']:,.0f}", _ms(took.get("p50")), _ms(took.get("p95")))

@@ -192,8 +192,11 @@ class SemKVConnector(KVConnectorBase_V1):
         return False, self.planner.finished(request)
 
     def get_kv_connector_stats(self) -> ReuseStats | None:
-        """Of the scheduler's side: requests are counted where their reports are."""
-        return None if self._planner is None else self._planner.stats.take()
+        """Of both sides: requests are counted where their reports are, stalls where they happen."""
+        if self._planner is not None:
+            return self._planner.stats.take()
+        assert self.executor is not None
+        return self.executor.take_stats()
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ReuseStats | None:

@@ -1,8 +1,9 @@
 """What an operator sees of reuse at the server's `/metrics`.
 
-The scheduler's side counts each request when it ends (`ReuseStats`). vLLM carries the counts to the
-user's process with its own (`get_kv_connector_stats`), and has `ReuseMetrics` enter them there. Labels
-are vLLM's `model_name` and `engine`, and one of ours; none comes from a request.
+The scheduler's side counts each request when it ends (`ReuseStats`), the first worker how long blends
+held up its steps. vLLM carries the counts to the user's process with its own (`get_kv_connector_stats`),
+and has `ReuseMetrics` enter them there. Labels are vLLM's `model_name` and `engine`, and
+one of ours; none comes from a request.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ Fault: TypeAlias = Literal["index", "chunk", "not_finite", "internal"]
 """What went wrong with a request's reuse: the store's index did not answer; stored KV could not be
 read or was damaged; the model gave no numbers with it; an error of this package."""
 
+Why: TypeAlias = Literal["off", "request", "model", "store", "no_chunk", "slower", "fault"]
+"""Why a request was answered without stored KV: it wanted none; it cannot be served with it, or had wrong
+options; the model cannot; the store could not be opened; no stored chunk was found; loading would have
+taken longer than computing; its reuse failed."""
+
 REQUESTS: Final = "semkv_requests"
+PLAIN: Final = "semkv_plain_requests"
 TOKENS: Final = "semkv_prompt_tokens"
 BYTES: Final = "semkv_loaded_bytes"
 FAULTS: Final = "semkv_faults"
@@ -33,6 +40,9 @@ SECONDS: Final = {
     "match": ("semkv_match_seconds", "From a request's arrival at the scheduler to its plan."),
     "load": ("semkv_load_seconds", "Loading a request's stored KV into its blocks."),
     "blend": ("semkv_blend_seconds", "A request's whole blend, loading included."),
+    "pick": ("semkv_pick_seconds", "Picking the tokens to compute: the question's pass."),
+    "recompute": ("semkv_recompute_seconds", "Computing the picked tokens and the fresh ones."),
+    "stall": ("semkv_stall_seconds", "What blends added to a step in which others were served."),
 }
 _BUCKETS: Final = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -61,7 +71,7 @@ class ReuseStats(KVConnectorStats):
         self.data = {"counts": {}, "seconds": {}}
 
     def is_empty(self) -> bool:
-        return not self.data["counts"]
+        return not self.data["counts"] and not self.data["seconds"]
 
     def take(self) -> ReuseStats:
         """What was counted, which is counted here no more."""
@@ -86,14 +96,25 @@ class ReuseStats(KVConnectorStats):
             **{f"tokens {kind}": count for kind, count in tokens.items()},
         }
 
-    def count(self, report: ReuseReport, loaded_tokens: int, fault: Fault | None) -> None:
+    def count(
+        self,
+        report: ReuseReport,
+        loaded_tokens: int,
+        fault: Fault | None,
+        why: Why | None,
+        seconds: Mapping[str, float],
+    ) -> None:
         """Count a request that ended.
 
         Args:
             loaded_tokens: of its prompt, those whose KV is as it was stored.
             fault: what went wrong, if anything did.
+            why: it was answered without stored KV; None where it was not.
+            seconds: what picking and recomputing took, where there was a blend.
         """
         self._add(REQUESTS, _outcome(report), 1)
+        if why is not None:
+            self._add(PLAIN, why, 1)
         if fault is not None:
             self._add(FAULTS, fault, 1)
         recomputed = report.recomputed_tokens
@@ -108,9 +129,15 @@ class ReuseStats(KVConnectorStats):
             self._add(TOKENS, kind, count)
         self._add(BYTES, "memory", report.memory_bytes)
         self._add(BYTES, "file", report.file_bytes)
-        for name in SECONDS:
+        for name in ("match", "load", "blend"):
             if took_ms := getattr(report, f"{name}_ms"):
-                self.data["seconds"].setdefault(name, []).append(took_ms / 1000)
+                self.took(name, took_ms / 1000)
+        for name, took_s in seconds.items():
+            self.took(name, took_s)
+
+    def took(self, name: str, took_s: float) -> None:
+        """Note a time, by its name in `SECONDS`."""
+        self.data["seconds"].setdefault(name, []).append(took_s)
 
     def _add(self, metric: str, label: str, count: int) -> None:
         labels = self.data["counts"].setdefault(metric, {})
@@ -130,6 +157,7 @@ class ReuseMetrics(KVConnectorPromMetrics):
 
     COUNTERS: Final = {
         REQUESTS: ("outcome", "Requests that ended, by what reuse did for them."),
+        PLAIN: ("reason", "Requests that were answered without stored KV, by why."),
         TOKENS: ("kind", "Tokens of prompts, by where their KV came from."),
         BYTES: ("tier", "Bytes of stored KV that requests loaded, by where it was."),
         FAULTS: ("kind", "Requests whose reuse failed, and that were computed."),

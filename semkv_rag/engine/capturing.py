@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
@@ -26,6 +27,11 @@ class Tickets:
 
     Args:
         take: what each rank has written since it was last asked, as fields of `Captured`.
+
+    Attributes:
+        ranks: of the engine; 0 until it was asked.
+        ended: how many captures were `kept` (their files are written), `failed`, or `dropped`: their
+            requests ended without them, or nobody waited any more.
     """
 
     def __init__(self, take: Callable[[], list[list[dict[str, Any]]]]) -> None:
@@ -34,6 +40,7 @@ class Tickets:
         self._numbers = itertools.count()
         self._waiting: dict[int, list[dict[str, Any]]] = {}
         self.ranks = 0
+        self.ended: Counter[str] = Counter()
 
     def draw(self) -> int:
         """A new ticket, whose results are kept from now on."""
@@ -60,7 +67,13 @@ class Tickets:
     def drop(self, ticket: int) -> None:
         """Nobody waits for this one any more."""
         with self._lock:
-            self._waiting.pop(ticket, None)
+            results = self._waiting.pop(ticket, None)
+            if results is None:
+                return
+            if not self.ranks or len(results) < self.ranks:
+                self.ended["dropped"] += 1
+            else:
+                self.ended["failed" if any(one["error"] for one in results) else "kept"] += 1
 
 
 @dataclass

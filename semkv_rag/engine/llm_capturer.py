@@ -71,6 +71,11 @@ class LLMCapturer:
         self._last_poll = time.monotonic()
 
     @property
+    def ended(self) -> Mapping[str, int]:
+        """How many captures were `kept`, `failed` and `dropped`; see `Tickets`."""
+        return self._tickets.ended
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """See `Capturer`."""
         return kv_bytes_per_token(self._llm.vllm_config)

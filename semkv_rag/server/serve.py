@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import vllm.envs
+from prometheus_client import REGISTRY
 from vllm import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.entry import build_and_serve
 from vllm.entrypoints.launchers.launcher import setup_server
@@ -36,6 +37,7 @@ from semkv_rag.prompt_cache import Encoder, PromptCacheOptions
 from semkv_rag.server.console import Console
 from semkv_rag.server.front import Front
 from semkv_rag.server.limits import Limits
+from semkv_rag.server.metrics import StateCollector
 from semkv_rag.server.routes import Routes
 from semkv_rag.server.tenants import Tenancy
 from semkv_rag.store import KVStore, StorePlace
@@ -220,6 +222,7 @@ async def _run(
         llm = started.llm
         try:
             routes = _routes(started, args, tenancy, limits, shown)
+            state = _register_metrics(started)
             llm.turns = Turns(limits.requests)
             Front.configure(tenancy, limits, routes)
             await llm.reset_mm_cache()
@@ -227,11 +230,20 @@ async def _run(
                 stopped = await build_and_serve(llm, address, sock, args)
                 await stopped
             finally:
+                state.close()
                 await asyncio.to_thread(routes.close)
         finally:
             await asyncio.to_thread(llm.shutdown)
     finally:
         sock.close()
+
+
+def _register_metrics(started: Started) -> StateCollector:
+    """Have `/metrics` tell the engine's state, too."""
+    assert started.capturer is not None
+    state = StateCollector(started.llm.totals, started.capturer, servable=started.gate.servable)
+    REGISTRY.register(state)
+    return state
 
 
 def _routes(

@@ -48,6 +48,11 @@ class Lifecycle:
         self._removal = Removal(database, contents, eviction)
         contents.admission = stored_states.admission = Limited(database, contents, eviction)
 
+    @property
+    def evicted(self) -> int:
+        """Chunks and images' features that this process has taken away so far."""
+        return self._eviction.evicted
+
     # ---- limits ----------------------------------------------------------------------------
 
     def limits(self) -> list[Limit]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -26,7 +27,7 @@ def metrics(server: Server) -> dict[tuple[str, ...], float]:
     return {
         (
             one.name,
-            *(v for k, v in one.labels.items() if k not in ("engine", "model_name", "le")),
+            *(v for k, v in sorted(one.labels.items()) if k not in ("engine", "model_name", "le")),
         ): (one.value)
         for family in text_string_to_metric_families(answer.text)
         for one in family.samples
@@ -75,8 +76,20 @@ def test_a_blend_is_counted(engine: Engine, server: Server) -> None:
     for time_of, ms in (("match", report.match_ms), ("load", report.load_ms)):
         assert changes[f"semkv_{time_of}_seconds_count",] == 1
         assert abs(changes[f"semkv_{time_of}_seconds_sum",] - ms / 1000) < 1e-6
-    assert changes["semkv_blend_seconds_count",] == 1
+    for time_of in ("blend", "recompute"):
+        assert changes[f"semkv_{time_of}_seconds_count",] == 1
+    assert ("semkv_pick_seconds_count",) not in changes, "it picks without a look at the KV"
+    assert ("semkv_plain_requests_total", "no_chunk") not in changes
     assert not any(name[0] == "semkv_faults_total" for name in changes)
+
+
+def test_the_parts_of_a_blend_that_asks(engine: Engine, server: Server) -> None:
+    stored = put(engine, server, [random_tokens(s, 90) for s in (325, 326)], "default")
+    prompt = stored[1].tokens + stored[0].tokens + QUESTION
+    changes = moved(server, asking(server, prompt, ratio=0.5))
+    assert changes["semkv_pick_seconds_count",] == changes["semkv_recompute_seconds_count",] == 1
+    parts = changes["semkv_pick_seconds_sum",] + changes["semkv_recompute_seconds_sum",]
+    assert abs(parts - changes["semkv_blend_seconds_sum",]) < 0.001
 
 
 def test_the_prefix_cache_s_tokens_are_cached(server: Server) -> None:
@@ -84,6 +97,7 @@ def test_the_prefix_cache_s_tokens_are_cached(server: Server) -> None:
     moved(server, asking(server, prompt))
     changes = moved(server, asking(server, prompt))
     assert changes["semkv_requests_total", "miss"] == 1
+    assert changes["semkv_plain_requests_total", "no_chunk"] == 1
     assert changes["semkv_prompt_tokens_total", "cached"] == 64
     assert changes["semkv_prompt_tokens_total", "computed"] == 32
 
@@ -97,7 +111,81 @@ def test_little_of_a_long_prompt_is_partial(engine: Engine, server: Server) -> N
 def test_reuse_that_is_switched_off_is_skipped(server: Server) -> None:
     changes = moved(server, asking(server, random_tokens(316, 40), enabled=False))
     assert changes["semkv_requests_total", "skip"] == 1
+    assert changes["semkv_plain_requests_total", "off"] == 1
     assert changes["semkv_prompt_tokens_total", "computed"] == 40
+
+
+def test_a_request_that_cannot_be_served_with_reuse(server: Server) -> None:
+    body = {
+        "model": server.model,
+        "prompt": random_tokens(319, 40),
+        "max_tokens": 1,
+        "prompt_logprobs": 0,  # for these vLLM computes all of the prompt
+    }
+    headers = {"Authorization": f"Bearer {server.api_key}"}
+
+    def ask() -> None:
+        answer = httpx.post(
+            f"{server.base_url}/completions", json=body, headers=headers, timeout=120
+        )
+        assert answer.status_code == 200
+
+    assert moved(server, ask)["semkv_plain_requests_total", "request"] == 1
+
+
+def test_what_a_blend_adds_to_others_steps(engine: Engine, server: Server) -> None:
+    stored = put(engine, server, [random_tokens(s, 90) for s in (320, 321)], "default")
+    others = asking(server, random_tokens(322, 30), enabled=False)
+    stalls = ("semkv_stall_seconds_count",)
+    until = time.monotonic() + 60
+    before = metrics(server)
+    number = 0
+    with ThreadPoolExecutor(4) as pool:
+        while metrics(server).get(stalls, 0) == before.get(stalls, 0):
+            assert time.monotonic() < until
+            number += 1  # another prompt each time: no cached block of a blend
+            prompt = random_tokens(400 + number, 5) + stored[1].tokens + stored[0].tokens + QUESTION
+            beside = [pool.submit(others) for _ in range(3)]
+            asking(server, prompt, ratio=0.9, selector="chunk_head")()
+            for one in beside:
+                one.result()
+
+
+def test_the_store_is_counted(engine: Engine, server: Server) -> None:
+    before = counted(server, lambda told: True)
+    put(engine, server, [random_tokens(323, 90)], "default")
+    after = counted(
+        server, lambda told: told["semkv_store_chunks",] > before["semkv_store_chunks",]
+    )
+    assert after["semkv_store_bytes",] > before["semkv_store_bytes",] > 0
+    assert after["semkv_servable",] == 1
+
+
+def counted(
+    server: Server, ready: Callable[[dict[tuple[str, ...], float]], bool]
+) -> dict[tuple[str, ...], float]:
+    """The metrics once the store was counted, and is as wanted; that is done every ten seconds."""
+    until = time.monotonic() + 60
+    while True:
+        told = metrics(server)
+        if ("semkv_store_chunks",) in told and ready(told):
+            return told
+        assert time.monotonic() < until
+        time.sleep(0.2)
+
+
+def test_the_prompt_cache_and_captures(server: Server) -> None:
+    prompt = random_tokens(324, server.captures_beyond + 20)
+    before = metrics(server)
+    first = moved(server, asking(server, prompt))
+    assert first["semkv_prompt_cache_requests_total", "miss", "exact_text"] == 1
+    kept = ("semkv_captures_total", "kept")
+    until = time.monotonic() + 60
+    while metrics(server).get(kept, 0) == before.get(kept, 0):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    second = moved(server, asking(server, prompt))
+    assert second["semkv_prompt_cache_requests_total", "hit", "exact_text"] == 1
 
 
 def test_a_damaged_file_is_a_fault(engine: Engine, server: Server) -> None:
@@ -110,6 +198,7 @@ def test_a_damaged_file_is_a_fault(engine: Engine, server: Server) -> None:
     changes = moved(server, asking(server, random_tokens(318, 5) + stored.tokens + QUESTION))
     assert changes["semkv_requests_total", "miss"] == 1
     assert changes["semkv_faults_total", "chunk"] == 1
+    assert changes["semkv_plain_requests_total", "fault"] == 1
     assert changes["semkv_prompt_tokens_total", "computed"] == 5 + 90 + len(QUESTION)
     assert ("semkv_prompt_tokens_total", "loaded") not in changes
 
@@ -121,4 +210,7 @@ def test_no_label_comes_from_a_request(server: Server) -> None:
         *("cached", "loaded", "recomputed", "computed"),
         *("memory", "file"),
         *("index", "chunk", "not_finite", "internal"),
+        *("off", "request", "model", "store", "no_chunk", "slower", "fault"),
+        *("kept", "failed", "dropped"),
+        *("exact_text", "semantic_text", "embedding:prompt", "embedding:vision", "fusion"),
     }

@@ -19,6 +19,7 @@ from semkv_rag.store.index import rest
 from semkv_rag.store.objects import waiting
 from semkv_rag.store.objects.objects import Objects, Part
 from semkv_rag.store.objects.shared_files import SharedFiles
+from semkv_rag.store.upkeep import contents
 from tests.store import made
 from tests.store.shared import Shared, environment, shared_store
 from workbench import s3
@@ -238,3 +239,23 @@ def test_processes_share_a_folder_and_its_bound(shared: Shared) -> None:
 
 def sizes(root: Path) -> list[int]:
     return [size for one in chunk_files(root) if (size := file_bytes(one)) is not None]
+
+
+@pytest.mark.slow
+def test_who_adds_asks_an_object_store_that_failed_again(
+    shared: Shared, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contents, "PAUSES_S", (0.1, 0.1))
+    with shared.open("one") as one:
+        header = write(one, 1)
+        proxy.fault = "error 500"
+        with pytest.raises(ObjectStoreError, match="the object store failed"):
+            one.add([header])
+
+        def recovers(pause_s: float) -> None:
+            assert pause_s == 0.1
+            proxy.fault = "none"
+
+        monkeypatch.setattr(contents.time, "sleep", recovers)
+        assert one.add([header]) == {header.id}
+        assert [chunk.id for chunk in one.chunks()] == [header.id]

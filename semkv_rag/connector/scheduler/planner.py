@@ -135,7 +135,7 @@ class RequestPlanner:
             prompt_tokens=request.num_prompt_tokens,
             reason=f"planning failed: {error!r}",
         )
-        tracked = TrackedRequest(request, self._defaults, report, fault="internal")
+        tracked = TrackedRequest(request, self._defaults, report, fault="internal", why="fault")
         self._requests[request.request_id] = tracked
 
     def _admit(self, request: Request) -> None:
@@ -164,7 +164,10 @@ class RequestPlanner:
         if skip is None and options.enabled and request.mm_features:
             names = note_images(tracked, near, features=self._fusion, store=store_images)
             tracked.names = names
-        skip = skip or obstacle(tracked, self._image_obstacle) or self._obstacle()
+        tracked.why = "request" if options.enabled else "off"
+        skip = skip or obstacle(tracked, self._image_obstacle)
+        if skip is None and (skip := self._obstacle()) is not None:
+            tracked.why = "store" if self.gate.servable else "model"
         if skip is not None:
             tracked.report = replace(tracked.report, reason=skip)
             self._settle(tracked)
@@ -207,7 +210,8 @@ class RequestPlanner:
 
     def _plan(self, tracked: TrackedRequest, look_up: Future[list[Span]]) -> None:
         assert self._catalogue is not None
-        reason: str | None = "no stored chunk was found in the prompt"
+        reason = "no stored chunk was found in the prompt"
+        tracked.why = "no_chunk"
         try:
             if not look_up.done():
                 look_up.cancel()
@@ -222,27 +226,16 @@ class RequestPlanner:
                 tracked.plan = self._conversations.with_earlier_question(
                     plan.asking(prompt), prompt
                 )
-            reason = sooner or reason
+            if sooner is not None:
+                reason, tracked.why = sooner, "slower"
         except StoreError as error:
             reason = f"the store's index cannot be read: {error}"
-            tracked.fault = "index"
+            tracked.fault, tracked.why = "index", "fault"
         except Exception as error:
             logger.exception("Matching failed; the request is computed")
             reason = f"matching failed: {error!r}"
-            tracked.fault = "internal"
-        took_s = time.perf_counter() - tracked.since
-        tracked.times["match"] = (time.time() - took_s, time.time())
-        plan = tracked.plan
-        tracked.report = replace(
-            tracked.report,
-            kv_cache="miss" if plan is None else "hit",
-            exact_tokens=plan.exact_tokens if plan else 0,
-            reused_tokens=plan.reused_tokens if plan else 0,
-            chunk_ids=tuple(span.chunk_id for span in plan.spans) if plan else (),
-            codecs=plan.codecs if plan else (),
-            match_ms=round(took_s * 1000, 3),
-            reason=reason if plan is None else None,
-        )
+            tracked.fault, tracked.why = "internal", "fault"
+        tracked.note_plan(reason, time.perf_counter() - tracked.since)
 
     def _salt_blocks(self, tracked: TrackedRequest) -> None:
         """Have the blocks whose KV is not the tokens' own found by requests of the same plan only."""
@@ -346,5 +339,5 @@ class RequestPlanner:
             tracked.look_up.cancel()
         self._ended(request.request_id)
         report = tracked.final_report()
-        self.stats.count(report, tracked.loaded_tokens, tracked.fault)
+        self.stats.count(report, **tracked.counts())
         return tracked.answer(report)

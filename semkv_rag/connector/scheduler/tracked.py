@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from semkv_rag.config import AUTO, ReuseOptions
 from semkv_rag.connector.images.report import take_image_report
 from semkv_rag.connector.messages import BlendResult, BlendStats, BlendTask, SeenTokens
-from semkv_rag.connector.metrics import Fault
+from semkv_rag.connector.metrics import Fault, Why
 from semkv_rag.report import ReuseReport
 from semkv_rag.reuse import ImageRows, ReusePlan, Span, TokenArray, tell_images_apart, token_array
 from semkv_rag.reuse.mapped import token_map
@@ -35,6 +36,7 @@ class TrackedRequest:
         capture: the wish that the prompt be captured; `captured` once the workers were told.
         loaded_tokens: of the prompt, those whose KV is as it was stored.
         fault: what went wrong with its reuse.
+        why: it is answered without stored KV, in a word; None where it is not.
         seen: what its blend did with each token, if that is to be told.
         times: when the parts of its reuse began and ended.
     """
@@ -56,6 +58,7 @@ class TrackedRequest:
     in_prefix_cache: int = 0
     loaded_tokens: int = 0
     fault: Fault | None = None
+    why: Why | None = None
     seen: SeenTokens | None = None
     times: Times = field(default_factory=dict)
 
@@ -81,11 +84,32 @@ class TrackedRequest:
         wished = self.capture is not None and not self.captured
         return wished and end >= self.request.num_prompt_tokens
 
+    def note_plan(self, reason: str, took_s: float) -> None:
+        """Take the plan into the report, or that there is none.
+
+        Args:
+            reason: in words, why there is none, if there is none; `why` says it in one.
+            took_s: finding the chunks and planning.
+        """
+        plan, now = self.plan, time.time()
+        self.times["match"] = (now - took_s, now)
+        self.why = self.why if plan is None else None
+        self.report = replace(
+            self.report,
+            kv_cache="miss" if plan is None else "hit",
+            exact_tokens=plan.exact_tokens if plan else 0,
+            reused_tokens=plan.reused_tokens if plan else 0,
+            chunk_ids=tuple(span.chunk_id for span in plan.spans) if plan else (),
+            codecs=plan.codecs if plan else (),
+            match_ms=round(took_s * 1000, 3),
+            reason=reason if plan is None else None,
+        )
+
     def take(self, result: BlendResult) -> None:
         """Take the outcome of its blend into the report."""
         stats = result.stats
         if stats is None:
-            self.fault = "not_finite" if result.no_numbers else "chunk"
+            self.fault, self.why = "not_finite" if result.no_numbers else "chunk", "fault"
             self.loaded_tokens = 0
             self.plan = self.blend = None  # it is computed, whatever becomes of it
             self.report = replace(
@@ -143,10 +167,24 @@ class TrackedRequest:
             )
         return report
 
+    def counts(self) -> dict[str, Any]:
+        """What `ReuseStats.count` wants to know beside the report."""
+        seconds = {
+            name: ended - began
+            for name, (began, ended) in self.times.items()
+            if name in ("pick", "recompute")
+        }
+        return {
+            "loaded_tokens": self.loaded_tokens,
+            "fault": self.fault,
+            "why": self.why,
+            "seconds": seconds,
+        }
+
     def answer(self, report: ReuseReport) -> dict[str, Any]:
         """The answer's `kv_transfer_params`: the report, and whether the request was captured."""
         said: dict[str, Any] = {PARAMS_KEY: report.to_mapping()}
-        said[COUNTED_KEY] = {"loaded_tokens": self.loaded_tokens, "fault": self.fault}
+        said[COUNTED_KEY] = self.counts()
         if self.times:
             said[TIMES_KEY] = self.times
         if self.captured:

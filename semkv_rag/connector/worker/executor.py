@@ -11,6 +11,7 @@ tokens, and the reason goes to its report.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,6 +32,7 @@ from semkv_rag.connector.messages import (
     GateReport,
     StepMetadata,
 )
+from semkv_rag.connector.metrics import ReuseStats
 from semkv_rag.connector.threads import beside_model, pool_beside_model
 from semkv_rag.connector.worker.arena import Arena
 from semkv_rag.connector.worker.blend.blend_pass import BlendPass
@@ -90,6 +92,8 @@ class BlendExecutor:
         self._failed_blocks: set[int] = set()
         self._ended: set[str] = set()
         self._other_weights = False
+        self._stats = ReuseStats()
+        self._is_first = False
 
     def bind(self, runner: Any) -> None:
         """Take the model runner, whose paged cache is allocated, and pass the gate."""
@@ -120,6 +124,7 @@ class BlendExecutor:
             files = files_of(self._place, beside_model)
             self._files = ChunkFiles(files, rank, shapes, memory)
             has_ahead = memory is not None or self._place.objects is not None
+            self._is_first = rank == 0
             self._ahead = ReadingAhead(self._files) if has_ahead else None
             self._queue = BlendQueue(self._blend_pass, self._open)
             self._spoiling = Spoiling(paged, layouts)
@@ -190,7 +195,10 @@ class BlendExecutor:
         if self._queue is not None and self._step is not None and self._files is not None:
             self._files.need([*self._queue.loading, *self._step.blends], self._step.model)
             self._queue.begin(self._step.blends)
+            began = time.perf_counter()
             self._queue.advance(self._step.budget_tokens, idle=self._step.idle)
+            if self._queue.computed and not self._step.idle and self._is_first:
+                self._stats.took("stall", time.perf_counter() - began)
             self._take(self._queue)
 
     def end_step(self) -> None:
@@ -263,6 +271,10 @@ class BlendExecutor:
         """The blends that ended since the last call."""
         results, self._results = self._results, {}
         return results
+
+    def take_stats(self) -> ReuseStats | None:
+        """How long blends held up steps since the last call, if any did; of one rank, as all wait."""
+        return None if self._stats.is_empty() else self._stats.take()
 
     def take_ended(self, finished_requests: set[str]) -> set[str]:
         """Requests whose blends ended since the last call, each once.

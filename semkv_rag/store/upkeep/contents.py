@@ -7,9 +7,12 @@ lock, so that nobody's file is unlinked between being looked at and being promis
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
+from typing import Final, TypeVar
 
 from sqlalchemy import Connection
 
@@ -22,6 +25,12 @@ from semkv_rag.store.index import chunks
 from semkv_rag.store.index.chunks import FoundChunk
 from semkv_rag.store.index.database import FREED, Database
 from semkv_rag.store.records import ChunkKey, ChunkRecord
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+PAUSES_S: Final = (0.5, 2.0, 8.0)
+"""Before an object store that failed is asked once more. An engine has computed what is to be added."""
 
 
 class Contents:
@@ -77,15 +86,12 @@ class Contents:
 
         Raises:
             StoreLimitError: there is no room for some, and the files of these are gone.
+            ObjectStoreError: the object store failed, and failed again after each of `PAUSES_S`.
         """
         taken: set[str] = set()
         fault: StoreLimitError | None = None
         for batch in chunks.pieces(keys, FREED if mending else BATCH):
-            found = [(key, chunk) for key in batch if (chunk := self.find(key))]
-            if mending:
-                taken |= self._database.freeing(partial(self._put, found))
-            else:
-                fault = self._admit(found, taken) or fault
+            fault = _patiently(partial(self._add, batch, taken, mending=mending)) or fault
         if fault is not None:
             raise fault
         return taken
@@ -99,6 +105,16 @@ class Contents:
             for path in chunk_paths(self.root, record, record.ranks)
             if (seen := self.files.seen(path))
         ]
+
+    def _add(
+        self, batch: Sequence[ChunkKey], taken: set[str], *, mending: bool
+    ) -> StoreLimitError | None:
+        """`add` for some of the chunks; those that are promised go into `taken`."""
+        found = [(key, chunk) for key in batch if (chunk := self.find(key))]
+        if not mending:
+            return self._admit(found, taken)
+        taken |= self._database.freeing(partial(self._put, found))
+        return None
 
     def _admit(
         self, found: Sequence[tuple[ChunkKey, FoundChunk]], taken: set[str]
@@ -142,3 +158,14 @@ class Contents:
         ]
         chunks.put(connection, still_there)
         return {chunk.header.id for chunk in still_there}
+
+
+def _patiently(work: Callable[[], Result]) -> Result:
+    """What `work` returns, called again when the object store failed; no lock is held between."""
+    for pause_s in PAUSES_S:
+        try:
+            return work()
+        except ObjectStoreError as error:
+            logger.info("semkv: the store is asked again in %g s: %s", pause_s, error)
+        time.sleep(pause_s)
+    return work()

@@ -28,12 +28,17 @@ _Found = TypeVar("_Found", ChunkRecord, StateRecord)
 
 
 class Eviction:
-    """Takes chunks and states of one store away, rows first, then files."""
+    """Takes chunks and states of one store away, rows first, then files.
+
+    Attributes:
+        evicted: how many went, so far.
+    """
 
     def __init__(self, database: Database, contents: Contents, stored_states: StoredStates) -> None:
         self._database = database
         self._contents = contents
         self._states = stored_states
+        self.evicted = 0
 
     def evict(
         self, max_bytes: int, namespace: str | None = None, kind: str | None = None
@@ -66,6 +71,7 @@ class Eviction:
 
     def drop(self, connection: Connection, records: Sequence[Record]) -> list[GoneFile]:
         """Take back promises; the files that are to be unlinked after the commit."""
+        self.evicted += len(records)
         gone = self._contents.drop(connection, [r for r in records if isinstance(r, ChunkRecord)])
         return gone + self._states.drop(
             connection, [r for r in records if isinstance(r, StateRecord)]

@@ -39,6 +39,7 @@ class BlendQueue:
     Attributes:
         results: of the blends that ended, by request; whoever takes them empties it.
         failed: the tasks of those whose tokens vLLM must compute.
+        computed: whether anything was computed in the last `advance`.
     """
 
     def __init__(self, blend_pass: BlendPass, open_sources: Callable[[BlendTask], Sources]) -> None:
@@ -49,6 +50,7 @@ class BlendQueue:
         self._sound: set[str] = set()  # all ranks have the KV of these
         self.results: dict[str, BlendResult] = {}
         self.failed: list[BlendTask] = []
+        self.computed = False
 
     @property
     def loading(self) -> list[BlendTask]:
@@ -69,6 +71,7 @@ class BlendQueue:
         Args:
             idle: whether blends may wait for what is being loaded.
         """
+        self.computed = False
         ready = self._ready(idle=idle) if self._active else ()
         ended = len(self.results)
         least = min(budget, SCRAP)
@@ -78,6 +81,7 @@ class BlendQueue:
             if not pieces:
                 return
             self._compute(pieces)
+            self.computed = True
             budget -= sum(len(piece) for piece in pieces.values())
 
     def stop(self, request_ids: Collection[str]) -> set[str]:
