@@ -250,6 +250,7 @@ def _full_name(node: ast.expr, names: dict[str, str]) -> str | None:
     return None
 
 
+@pytest.mark.slow
 def test_dangerous_calls_stand_where_they_are_known() -> None:
     found = {
         str(path.relative_to(ROOT)): dangerous_calls(path.read_text(encoding="utf-8"))

@@ -60,6 +60,7 @@ def test_what_the_hub_s_cache_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     check_model("owner/name:Q4_K_M", str(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["precompute", "serve", "ask"])
 def test_a_command_says_so_without_vllm_and_makes_no_store(tmp_path: Path, verb: str) -> None:
     store = tmp_path / "kv"

@@ -64,6 +64,7 @@ def check(folder: Path, package: str = PACKAGE, **files: str) -> list[str]:
     return list(problems(uses_of(ours), attributes, sources[1], sources[0]))
 
 
+@pytest.mark.slow
 def test_the_installed_vllm_has_all_of_it() -> None:
     uses = uses_of(ROOT / "semkv_rag")
     assert {"SemKVConnector", "SemKVWorker", "ImageFeatureConnector"} <= {

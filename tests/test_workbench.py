@@ -29,6 +29,7 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", FORBIDDEN)
 def test_who_imports_whom(folder: str) -> None:
     files = sorted((ROOT / folder).rglob("*.py"))

@@ -10,15 +10,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import httpx
+import psutil
 
 from workbench.starts import SERVER, record
 
 START_SECONDS = 240
+END_SECONDS = 90
 
 
 class Server:
@@ -114,14 +117,21 @@ class Server:
                 time.sleep(0.2)
         raise RuntimeError(f"the server did not start:\n{self._log.read_text()[-4000:]}")
 
-    def _end(self) -> None:
-        self._process.send_signal(signal.SIGINT)
-        try:
-            self._process.wait(60)
-        except subprocess.TimeoutExpired:
+    def _end(self) -> list[int]:
+        """Tell it to end, as an init system does; the processes that had to be killed."""
+        family: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess):
+            first = psutil.Process(self._process.pid)
+            family = [first, *first.children(recursive=True)]
+        self._process.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_SECONDS)
+        _, alive = psutil.wait_procs(family, timeout=10)
+        if alive:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._output.close()
+        return [process.pid for process in alive]
 
     def __exit__(
         self,
@@ -129,4 +139,5 @@ class Server:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._end()
+        alive = self._end()
+        assert error is not None or not alive, "the server left processes behind"

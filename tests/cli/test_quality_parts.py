@@ -162,6 +162,7 @@ def top(whole: dict[int, float], count: int, named: int) -> dict[int, float]:
     return {token: whole[token] for token in (*best, named)}
 
 
+@pytest.mark.slow
 @given(distributions(), st.integers(1, 12), st.integers(0, 1))
 def test_divergence_is_a_lower_bound_of_the_kl(
     both: tuple[dict[int, float], dict[int, float]], count: int, named: int

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
 from semkv_rag.engine import Engine
 from workbench.answers import SAMPLING, assert_same, blended, plain
@@ -75,6 +76,7 @@ def kill_while_it_captures(arguments: list[object], reached: Path) -> None:
     assert reached.exists(), said[-4000:]
 
 
+@pytest.mark.soak
 def test_only_that_prompt_is_lost(
     engine: Engine, reader: Path, namespace: str, tmp_path: Path
 ) -> None:

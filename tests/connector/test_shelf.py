@@ -323,6 +323,7 @@ with KVStore(sys.argv[1]) as store:
 """
 
 
+@pytest.mark.slow
 def test_processes_that_write_the_file_at_once(store: KVStore, ids: list[str]) -> None:
     command = [sys.executable, "-c", BUILDER, str(store.root)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}

@@ -36,16 +36,19 @@ def cores_of_threads(pool: str, *, bound: bool) -> list[set[int]]:
     return [{int(core) for core in line.split()} for line in told.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_beside_the_model_all_cores_are_used() -> None:
     every = os.sched_getaffinity(0)
     assert cores_of_threads("pool_beside_model", bound=True) == [every, every]
 
 
+@pytest.mark.slow
 def test_behind_the_model_its_cores_are_left_alone() -> None:
     others = os.sched_getaffinity(0) - {min(os.sched_getaffinity(0))}
     assert cores_of_threads("pool_behind_model", bound=True) == [others, others]
 
 
+@pytest.mark.slow
 def test_a_model_that_is_bound_to_no_core_leaves_all() -> None:
     every = os.sched_getaffinity(0)
     assert cores_of_threads("pool_behind_model", bound=False) == [every, every]

@@ -54,6 +54,7 @@ def test_the_longest_unused_make_room(tmp_path: Path, docs: Path) -> None:
         assert size(store) <= 3 * one
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_not_computed(tmp_path: Path, docs: Path) -> None:
     with KVStore(tmp_path / "store") as store:
         engine = MadeUpEngine(store)

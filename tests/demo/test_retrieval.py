@@ -51,6 +51,7 @@ def test_the_model_gets_whole_documents_with_the_right_one_among_them(
             assert document.read_text().strip() in together
 
 
+@pytest.mark.slow
 def test_a_chunk_goes_to_the_model_without_its_metadata(
     retrieving: tuple[BaseRetriever, list[BaseNodePostprocessor]],
 ) -> None:

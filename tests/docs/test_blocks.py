@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -92,7 +91,9 @@ REPLACED = {
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[[str], Path]) -> Path:
+def prepared(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[[str], Path]
+) -> Iterator[Path]:
     """What every page finds: models, documents, and a store with the documents."""
     folder = tmp_path_factory.mktemp("prepared")
     models = {
@@ -112,22 +113,21 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[[str
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         store = ["--model", "Qwen/Qwen3-8B", "--store", "kv/"]
         assert not app(["precompute", "docs/", *store], standalone_mode=False)
-    return folder
+    yield folder
+    close_engines()
 
 
 @pytest.fixture
-def folder(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where a page's commands and programs run."""
-    shutil.copytree(prepared, tmp_path, symlinks=True, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
+def folder(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where a page's commands and programs run; pages that name the same options share an engine."""
+    monkeypatch.chdir(prepared)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     monkeypatch.setattr(Settings, "_embed_model", MockEmbedding(embed_dim=8))
     handlers = list(get_dispatcher().event_handlers)
-    yield tmp_path
+    yield prepared
     get_dispatcher().event_handlers[:] = handlers
     Settings._llm = None
     Settings.tokenizer = None  # type: ignore[assignment]  # the default again
-    close_engines()
 
 
 def run_page(page: str, names: dict[str, Any], replaced: dict[str, str] | None = None) -> int:

@@ -1,6 +1,6 @@
 """How a server ends: what it has stored is whole, and no process of it stays.
 
-That an engine's processes end with the one that started it is also seen in `test_capture_killed`.
+That no process stays is also seen wherever a test's server ends (`workbench.server`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from semkv_rag.store import KVStore
 from workbench.chunks import random_tokens
 from workbench.server import Server
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 
 def ask(server: Server, seed: int) -> None:
@@ -33,7 +33,7 @@ def ask(server: Server, seed: int) -> None:
     "number",
     [
         pytest.param(signal.SIGTERM, id="SIGTERM"),
-        pytest.param(signal.SIGKILL, id="SIGKILL", marks=pytest.mark.soak),
+        pytest.param(signal.SIGKILL, id="SIGKILL"),
     ],
 )
 def test_a_server_that_is_told_to_end(reader: Path, tmp_path: Path, number: int) -> None:

@@ -63,6 +63,7 @@ def test_a_wrong_engine_argument_is_named(reader: Path) -> None:
         Engine(str(reader), no_such_argument=1)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(OptionError, match=r"holds no model: config\.json is missing"):

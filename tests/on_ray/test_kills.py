@@ -21,8 +21,6 @@ from semkv_rag.store import KVStore
 from tests.corpus.conftest import sentence
 from tests.corpus.made_up_engine import FINGERPRINT, MadeUpEngine
 
-pytestmark = pytest.mark.slow
-
 KILLS = 10
 DOCUMENTS, SENTENCES = 40, 12
 HOW: dict[str, Any] = {"chunk_tokens": 8, "context": ["prefix"]}
@@ -130,6 +128,7 @@ def test_ten_kills(
         assert files == sorted(f"{chunk.id}.r0.safetensors" for chunk in alone.chunks())
 
 
+@pytest.mark.soak
 def test_a_document_that_kills_its_engines_is_the_only_one_that_fails(
     ray_here: Any,
     reader: Path,

@@ -134,6 +134,7 @@ def test_a_core_is_one_process_s(tmp_path: Path) -> None:
         os.close(lock)
 
 
+@pytest.mark.slow
 def test_a_killed_process_gives_its_core_back(tmp_path: Path) -> None:
     code = (
         "import pathlib, sys, time; from semkv_rag.on_ray.cores import claim_cores;"
@@ -161,6 +162,7 @@ def test_a_binding_of_the_user_s_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
 
 
+@pytest.mark.slow
 def test_ray_is_imported_only_where_it_is_asked_for() -> None:
     code = "import sys, semkv_rag.cli, semkv_rag.on_ray; sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

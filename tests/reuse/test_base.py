@@ -41,6 +41,7 @@ def long_enough(store: dict[str, StoredTokens], window: int) -> bool:
     return any(len(chunk.tokens) >= window for chunk in store.values())
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(drawn=stores_and_prompts(), window=WINDOWS, data=st.data())
 def test_what_is_found_does_not_depend_on_where_chunks_lie(
@@ -167,6 +168,7 @@ def test_sections_that_do_not_belong_together_are_refused(name: str) -> None:
             Base(sections, 8)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     changes=st.lists(

@@ -267,6 +267,7 @@ async def ask_slowly(client: httpx.AsyncClient, seconds: float) -> int:
     return answer.status_code
 
 
+@pytest.mark.slow
 async def test_a_body_that_does_not_come() -> None:
     Front.configure(rule(), Limits(body_seconds=1), None)
     transport = httpx.ASGITransport(Front(Inner()))

@@ -11,7 +11,7 @@ from semkv_rag.store import KVStore
 from workbench import postgres
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def index_url(request: pytest.FixtureRequest) -> Iterator[str | None]:
     """A fresh index: None for the SQLite file in the store, or a PostgreSQL schema of its own."""
     if request.param == "sqlite":

@@ -44,6 +44,7 @@ def spoilt(like: torch.Tensor, value: float, place: int) -> torch.Tensor:
     return numbers.view(like.shape).to(like.dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", FLOATS[1:], ids=name)
 def test_every_bit_pattern_is_judged_as_torch_does(dtype: torch.dtype) -> None:
     width = 8 * dtype.itemsize

@@ -106,6 +106,7 @@ def test_adding_again_changes_nothing(store: KVStore) -> None:
     assert (store.get(made.MODEL, "default", [id_]), store.changes(made.MODEL, 0)) == before
 
 
+@pytest.mark.slow
 def test_thousands_at_once(store: KVStore) -> None:
     """More ids than a statement takes parameters."""
     ids = [made.put(store, seed) for seed in range(3)]

@@ -133,6 +133,7 @@ def test_what_is_added_together_stays_or_is_refused(store: KVStore, one: int) ->
     assert ids(store) == there, "nothing goes in vain"
 
 
+@pytest.mark.slow
 def test_in_a_large_call_the_first_do_not_go_for_the_last(store: KVStore, one: int) -> None:
     store.lifecycle.set_limit(Limit(None, max_bytes=280 * one))
     keys = [made.write(store, made.header(seed)) for seed in range(300)]

@@ -351,6 +351,7 @@ assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
 """
 
 
+@pytest.mark.slow
 def test_a_fork_of_a_process_that_used_it_is_refused(shared: Shared) -> None:
     done = subprocess.run([sys.executable, "-c", FORKED, shared.url], timeout=120)
     assert done.returncode == 0

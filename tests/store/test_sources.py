@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from semkv_rag.store import KVStore
 from tests.store import made
 
@@ -23,6 +25,7 @@ def test_put_and_found(store: KVStore) -> None:
     assert store.source("another model", "default", "a.md") is None
 
 
+@pytest.mark.slow
 def test_a_changed_document_gives_up_just_its_own_chunks(store: KVStore) -> None:
     ids = [made.put(store, seed) for seed in range(5)]
     store.put_source(made.MODEL, "default", "a", "1", ids[:3])

@@ -178,6 +178,7 @@ for number in range(10**6):
 """
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_killed_leaves_the_file_whole(path: Path) -> None:
     for written in (1, 2, 4):
         with subprocess.Popen(

@@ -91,6 +91,7 @@ def test_a_model_that_takes_no_images(reader: Path, tmp_path: Path) -> None:
         list(run(work))
 
 
+@pytest.mark.soak
 @pytest.mark.engine
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     from semkv_rag.errors import OptionError

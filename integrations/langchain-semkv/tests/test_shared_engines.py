@@ -50,6 +50,7 @@ def _is_alive(group: int) -> bool:
     return True
 
 
+@pytest.mark.soak
 @pytest.mark.engine
 def test_one_engine_for_all_until_ctrl_c(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
