@@ -304,7 +304,10 @@ class PrecomputeRun:
         refused: str | None = None
         if self._written:
             try:
-                self._store.add(self._written)
+                # Documents come in parts, between which others may be used.
+                works = [*self._complete, *(w for own in self._waiting.values() for w in own)]
+                kept = {id_ for work in works for id_ in work.ids}
+                self._store.add(self._written, kept=kept)
             except StoreLimitError as error:  # others pinned or added meanwhile
                 refused = str(error)
             self._written.clear()

@@ -160,17 +160,20 @@ class KVStore(Closing):
         with self._database.reading() as connection:
             return chunks.all_models(connection)
 
-    def add(self, records: Iterable[ChunkKey]) -> set[str]:
+    def add(self, records: Iterable[ChunkKey], *, kept: Collection[str] = ()) -> set[str]:
         """Promise chunks whose files are on disk; the ids of those that are promised now.
 
         What the index holds of a chunk is read from its files' headers, so that the two cannot
         disagree: a `ChunkKey` is all that is needed. A chunk whose files are missing or not sound is
         left out.
 
+        Args:
+            kept: ids of others that make no room for these: what a document has beside them.
+
         Raises:
             StoreLimitError: the store's limits leave no room for some; the files of these are gone.
         """
-        return self._contents.add(records)
+        return self._contents.add(records, kept=kept)
 
     def get(self, model: str, namespace: str, ids: Iterable[str]) -> dict[str, ChunkRecord]:
         """The records of those of `ids` that are stored."""

@@ -54,6 +54,22 @@ def test_the_longest_unused_make_room(tmp_path: Path, docs: Path) -> None:
         assert size(store) <= 3 * one
 
 
+def test_a_document_that_comes_in_parts_makes_no_room_for_itself(
+    tmp_path: Path, docs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its second part comes when others were used since its first one."""
+    monkeypatch.setattr("semkv_rag.corpus.run._COMMIT_SECONDS", 0.0)
+    with KVStore(tmp_path / "store") as store:
+        engine = MadeUpEngine(store)
+        run(engine, docs / "0.txt", docs / "1.txt")
+        others = [chunk.id for chunk in store.chunks()]
+        store.lifecycle.set_limit(Limit(None, max_bytes=size(store)))
+        engine.before_write = lambda: store.touch(others)
+        assert run(engine, docs / "2.txt").failures == []
+        assert "2.txt" in names(store)
+        assert len(engine.captured) == 6, "nothing was computed twice"
+
+
 @pytest.mark.slow
 def test_what_does_not_fit_is_not_computed(tmp_path: Path, docs: Path) -> None:
     with KVStore(tmp_path / "store") as store:

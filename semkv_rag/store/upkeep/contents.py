@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from typing import Final, TypeVar
@@ -78,10 +78,13 @@ class Contents:
             return self.find(key)  # the copy here is that of before it was recoded
         return None if None in sizes else FoundChunk(header, sum(filter(None, sizes)))
 
-    def add(self, keys: Iterable[ChunkKey], *, mending: bool = False) -> set[str]:
+    def add(
+        self, keys: Iterable[ChunkKey], *, kept: Collection[str] = (), mending: bool = False
+    ) -> set[str]:
         """Promise those of the chunks whose files are there; their ids.
 
         Args:
+            kept: ids of others that make no room for these.
             mending: their files were there before, so do it on a full disk, too, and past limits.
 
         Raises:
@@ -91,7 +94,8 @@ class Contents:
         taken: set[str] = set()
         fault: StoreLimitError | None = None
         for batch in chunks.pieces(keys, FREED if mending else BATCH):
-            fault = _patiently(partial(self._add, batch, taken, mending=mending)) or fault
+            work = partial(self._add, batch, taken, kept, mending=mending)
+            fault = _patiently(work) or fault
         if fault is not None:
             raise fault
         return taken
@@ -107,17 +111,20 @@ class Contents:
         ]
 
     def _add(
-        self, batch: Sequence[ChunkKey], taken: set[str], *, mending: bool
+        self, batch: Sequence[ChunkKey], taken: set[str], kept: Collection[str], *, mending: bool
     ) -> StoreLimitError | None:
         """`add` for some of the chunks; those that are promised go into `taken`."""
         found = [(key, chunk) for key in batch if (chunk := self.find(key))]
         if not mending:
-            return self._admit(found, taken)
+            return self._admit(found, taken, kept)
         taken |= self._database.freeing(partial(self._put, found))
         return None
 
     def _admit(
-        self, found: Sequence[tuple[ChunkKey, FoundChunk]], taken: set[str]
+        self,
+        found: Sequence[tuple[ChunkKey, FoundChunk]],
+        taken: set[str],
+        kept: Collection[str],
     ) -> StoreLimitError | None:
         """Promise those of some chunks that there is room for, into `taken`; the fault of the others."""
         put = partial(self._put, found)
@@ -127,12 +134,12 @@ class Contents:
             return None
         newcomers = [Newcomer(k.id, k.model, k.namespace, chunk.bytes) for k, chunk in found]
         try:
-            taken |= self.admission(newcomers, put, taken)
+            taken |= self.admission(newcomers, put, {*taken, *kept})
         except StoreLimitError as error:
             if len(found) > 1:
                 half = len(found) // 2
-                first = self._admit(found[:half], taken)
-                return self._admit(found[half:], taken) or first
+                first = self._admit(found[:half], taken, kept)
+                return self._admit(found[half:], taken, kept) or first
             ((key, chunk),) = found
             paths = chunk_paths(self.root, key, chunk.header.world_size)
             there = [(path, self.files.seen(path)) for path in paths]
