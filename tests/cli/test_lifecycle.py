@@ -9,6 +9,7 @@ from tests.cli.conftest import Semkv
 from tests.corpus.made_up_engine import FINGERPRINT
 from tests.store import made
 
+pytestmark = pytest.mark.slow  # many small ones: seconds, all in all
 OTHER = made.MODEL
 """The fingerprint of a second model."""
 

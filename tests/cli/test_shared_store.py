@@ -13,6 +13,8 @@ from tests.store import made
 from tests.store.shared import Shared, environment, shared_store
 from workbench import s3
 
+pytestmark = pytest.mark.slow  # an object store and a database serve these
+
 
 @pytest.fixture
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shared]:

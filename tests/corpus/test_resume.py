@@ -9,6 +9,7 @@ from semkv_rag.store import KVStore
 from tests.corpus.conftest import sentence
 from tests.corpus.made_up_engine import MadeUpEngine, precompute_until_killed
 
+pytestmark = pytest.mark.slow  # many small ones: seconds, all in all
 DOCUMENTS, SENTENCES = 10, 6
 
 

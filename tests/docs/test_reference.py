@@ -23,6 +23,7 @@ from semkv_rag import (
 )
 from semkv_rag.config import PRESETS
 from semkv_rag.connector.metrics import SECONDS, ReuseMetrics
+from semkv_rag.engine.gauges import TEXTS
 from semkv_rag.prompt_cache.normalise import Normalisation
 from semkv_rag.report import Explored
 from semkv_rag.token_map import MappedSpan, TokenMap
@@ -66,7 +67,7 @@ def test_the_metrics_are_ours_and_those_of_vllm() -> None:
     there = inspect.getsource(loggers)
     told = entries(REPORT, "Metrics")
     times = {name for name, _ in SECONDS.values()}
-    ours = {f"{name}_total" for name in ReuseMetrics.COUNTERS} | times
+    ours = {f"{name}_total" for name in ReuseMetrics.COUNTERS} | times | set(TEXTS)
     assert {name for name in told if name.startswith("semkv_")} == ours
     theirs = [name for name in told if name not in ours]
     assert theirs

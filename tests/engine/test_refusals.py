@@ -23,7 +23,7 @@ from semkv_rag.server.tenants import Tenancy
 ROUNDS = 50
 
 
-@pytest.fixture(params=["httptools", "h11"])
+@pytest.fixture(scope="module", params=["httptools", "h11"])
 def port(request: pytest.FixtureRequest) -> Iterator[int]:
     """Where `Front` listens; what stands behind it gives the body back."""
     tenancy = Tenancy.of_keys("ours", {"key": "a"}, trust_request=False, reuse=ReuseOptions())

@@ -24,6 +24,8 @@ from tests.reference.conftest import (
     mixed_case,
 )
 
+pytestmark = pytest.mark.slow  # many small ones: seconds, all in all
+
 
 @pytest.mark.parametrize(
     "options",

@@ -99,6 +99,7 @@ def filled(path: str) -> str:
     return "/".join("x" if part.startswith("{") else part for part in path.split("/"))
 
 
+@pytest.mark.slow
 def test_nobody_reaches_a_route_without_a_key(app: FastAPI) -> None:
     found = set(routes_of(app.routes))
     assert len(found) > 30
@@ -137,6 +138,7 @@ class Inner:
             await JSONResponse({"bytes": len(body)})(scope, receive, send)
 
 
+@pytest.mark.slow
 def test_each_key_reaches_its_own_routes_in_its_own_name(app: FastAPI) -> None:
     inner = Inner()
     client = TestClient(Front(inner))

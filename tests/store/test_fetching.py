@@ -25,6 +25,8 @@ from tests.store.shared import Shared, environment, shared_store
 from workbench import s3
 from workbench.s3 import FaultProxy
 
+pytestmark = pytest.mark.slow  # an object store and a database serve these
+
 TOKENS = 4096
 LAYERS = 48
 """A chunk of 6 MB: the first piece, and others."""
@@ -209,7 +211,6 @@ with KVStore(place, index_url=index_url) as store:
 """
 
 
-@pytest.mark.slow
 def test_processes_share_a_folder_and_its_bound(shared: Shared) -> None:
     with shared.open("one") as one:
         headers = [write(one, seed) for seed in range(16)]
@@ -241,7 +242,6 @@ def sizes(root: Path) -> list[int]:
     return [size for one in chunk_files(root) if (size := file_bytes(one)) is not None]
 
 
-@pytest.mark.slow
 def test_who_adds_asks_an_object_store_that_failed_again(
     shared: Shared, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from semkv_rag.store.files.tensor_writer import write_tensors
 from tests.store import made
 from tests.store.forging import forge
 
+pytestmark = pytest.mark.slow  # many small ones: seconds, all in all
 KEY = "ab" * 32
 MIB = 1 << 20
 

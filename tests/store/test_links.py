@@ -18,6 +18,7 @@ from semkv_rag.store import ChunkFile, KVStore, StateFile
 from semkv_rag.store.identity import store_identity
 from tests.store import made
 
+pytestmark = pytest.mark.slow  # many small ones: seconds, all in all
 KEY = "ab" * 32
 SECRET = "a line of a file that is nobody's business"
 

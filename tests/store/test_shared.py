@@ -20,6 +20,8 @@ from tests.store import made
 from tests.store.shared import Shared, environment, shared_store
 from workbench import s3
 
+pytestmark = pytest.mark.slow  # an object store and a database serve these
+
 
 @pytest.fixture
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shared]:
@@ -351,7 +353,6 @@ assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
 """
 
 
-@pytest.mark.slow
 def test_a_fork_of_a_process_that_used_it_is_refused(shared: Shared) -> None:
     done = subprocess.run([sys.executable, "-c", FORKED, shared.url], timeout=120)
     assert done.returncode == 0

@@ -14,6 +14,7 @@ from semkv_rag.store import KVStore
 from semkv_rag.store.index import schema
 from tests.store import made
 
+pytestmark = pytest.mark.slow  # many small ones: seconds, all in all
 KEY = "ab" * 32
 
 
