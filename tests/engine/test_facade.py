@@ -100,6 +100,7 @@ print("answered", answer.report.kv_cache)
 """
 
 
+@pytest.mark.soak
 @pytest.mark.engine
 def test_a_plain_script_needs_no_main_guard_and_ends(reader: Path, tmp_path: Path) -> None:
     """No `if __name__ == "__main__"`, no `close`: it answers once, and the process ends."""

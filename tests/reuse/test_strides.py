@@ -96,7 +96,7 @@ def long_stores_and_prompts(draw: st.DrawFn) -> tuple[dict[str, StoredTokens], l
 
 
 @pytest.mark.slow
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(drawn=long_stores_and_prompts())
 def test_sure_runs_are_found_and_nothing_that_is_none(
     drawn: tuple[dict[str, StoredTokens], list[int]],

@@ -53,10 +53,12 @@ def moved(server: Server, ask: Callable[[], Any]) -> dict[tuple[str, ...], float
         time.sleep(0.05)
 
 
-def asking(server: Server, prompt: Tokens, **options: Any) -> Callable[[], Any]:
+def asking(
+    server: Server, prompt: Tokens, *, tokens: int = 2, **options: Any
+) -> Callable[[], Any]:
     body = {"ignore_eos": True, "kv_transfer_params": {"semkv": options}}
     return lambda: client_of(server).completions.create(
-        model=server.model, prompt=prompt, temperature=0, max_tokens=2, extra_body=body
+        model=server.model, prompt=prompt, temperature=0, max_tokens=tokens, extra_body=body
     )
 
 
@@ -135,7 +137,7 @@ def test_a_request_that_cannot_be_served_with_reuse(server: Server) -> None:
 
 def test_what_a_blend_adds_to_others_steps(engine: Engine, server: Server) -> None:
     stored = put(engine, server, [random_tokens(s, 90) for s in (320, 321)], "default")
-    others = asking(server, random_tokens(322, 30), enabled=False)
+    others = asking(server, random_tokens(322, 30), tokens=100, enabled=False)
     stalls = ("semkv_stall_seconds_count",)
     until = time.monotonic() + 60
     before = metrics(server)
