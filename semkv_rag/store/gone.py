@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Final
 
 from sqlalchemy import Connection
 
-from semkv_rag.store.files.paths import Identity, chunk_paths, state_paths
+from semkv_rag.store.files.paths import ALWAYS, Identity, chunk_paths, state_paths
 from semkv_rag.store.files.store_files import LocalFiles
-from semkv_rag.store.index import chunks, states
-from semkv_rag.store.index.database import Database
+from semkv_rag.store.index import chunks, removals, states
+from semkv_rag.store.index.database import FREED, Database
 
 BATCH = 256
 """What is added or removed in one transaction: little enough that other writers do not wait."""
+
+STUCK_S: Final = 60.0
+"""Who has not deleted an object by then, was killed or could not; somebody else does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +39,47 @@ class GoneFile:
 
 def unlink(database: Database, root: Path, gone: Sequence[GoneFile]) -> None:
     """Remove files, unless somebody promised or wrote them again meanwhile."""
-    for batch in chunks.pieces(gone, BATCH):
-        with database.writing() as connection:
-            kept = promised(connection, root, {file.id for file in batch})
-            for files, own in groupby(batch, key=lambda file: file.files):
-                files.remove([(one.path, one.identity) for one in own if one.path not in kept])
+    for files, own in groupby(gone, key=lambda file: file.files):
+        if files.elsewhere:
+            for batch in chunks.pieces(own, FREED):
+                _delete(database, root, files, batch)
+            continue
+        for batch in chunks.pieces(own, BATCH):
+            with database.writing() as connection:
+                kept = promised(connection, root, {file.id for file in batch})
+                files.remove([(one.path, one.identity) for one in batch if one.path not in kept])
     database.keep_reserve()
+
+
+def finish(database: Database, files: LocalFiles) -> None:
+    """Delete the objects that somebody else was to delete and has not."""
+    if not files.elsewhere or database.read_only:
+        return
+    with database.reading() as connection:
+        left = removals.stuck(connection, time.time() - STUCK_S)
+    for piece in chunks.pieces(left, FREED):
+        with database.writing() as connection:  # it is ours now
+            removals.begin(connection, piece, time.time())
+        _deleted(database, files, [files.root / key for key in piece])
+
+
+def _delete(database: Database, root: Path, files: LocalFiles, gone: Sequence[GoneFile]) -> None:
+    """Delete objects that nobody promises. Writers do not wait meanwhile, see `index.removals`."""
+
+    def begin(connection: Connection) -> list[Path]:
+        kept = promised(connection, root, {file.id for file in gone})
+        going = [file.path for file in gone if file.path not in kept]
+        removals.begin(connection, [files.key(path) for path in going], time.time())
+        return going
+
+    if going := database.freeing(begin):
+        _deleted(database, files, going)
+
+
+def _deleted(database: Database, files: LocalFiles, paths: Sequence[Path]) -> None:
+    if files.remove([(path, ALWAYS) for path in paths]):
+        with database.writing() as connection:
+            removals.end(connection, [files.key(path) for path in paths], time.time())
 
 
 def promised(connection: Connection, root: Path, ids: Collection[str]) -> set[Path]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from semkv_rag.config import check_namespace
 from semkv_rag.errors import OptionError
+from semkv_rag.store.gone import finish
 from semkv_rag.store.index import chunks, limits, pins, sources
 from semkv_rag.store.index.database import Database
 from semkv_rag.store.records import Collected, Limit, Pin, StateRecord, Taken
@@ -44,6 +45,7 @@ class Lifecycle:
         eviction: Eviction,
     ) -> None:
         self._database = database
+        self._files = contents.files
         self._eviction = eviction
         self._removal = Removal(database, contents, eviction)
         contents.admission = stored_states.admission = Limited(database, contents, eviction)
@@ -190,6 +192,7 @@ class Lifecycle:
         if dry_run:
             with self._database.scanning() as connection:
                 return collection_preview(connection, models, now)
+        finish(self._database, self._files)
         of_models = added(self._removal.scope(model, None) for model in models)
         late = added(map(_unpinned, self._eviction.expire(now)))
         # The whole store's is looked at last, as by who adds.

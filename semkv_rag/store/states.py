@@ -7,7 +7,7 @@ were computed, by any number of processes. A state's file is on disk before its 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from semkv_rag.store.files.paths import state_path, state_paths
 from semkv_rag.store.files.state_file import StateHeader, state_id, write_state
 from semkv_rag.store.files.store_files import LocalFiles
 from semkv_rag.store.gone import BATCH, GoneFile, unlink
-from semkv_rag.store.index import states
+from semkv_rag.store.index import removals, states
 from semkv_rag.store.index.chunks import pieces
 from semkv_rag.store.index.database import FREED, Database
 from semkv_rag.store.records import StateRecord
@@ -130,14 +130,27 @@ class StoredStates:
             StoreLimitError: there is no room for them, and their files are gone.
         """
         for batch in pieces(paths, FREED if mending else BATCH):
+            last_removal = self._last_removal()
             found = [(path, record) for path in batch if (record := self._record(path))]
+            if self._files.elsewhere:  # beside the lock: these take a while
+                sizes = self._files.sizes([path for path, _ in found])
+                found = [one for one, size in zip(found, sizes, strict=True) if size is not None]
+            put = partial(self._put, found, last_removal=last_removal)
             if mending:
-                self._database.freeing(partial(self._put, found))
+                self._database.freeing(put)
             else:
-                self._admit(found)
+                self._admit(found, put)
 
-    def _admit(self, found: Sequence[tuple[Path, StateRecord]]) -> None:
-        put = partial(self._put, found)
+    def _last_removal(self) -> int:
+        """The number of the last removal, before it is looked whether files are there."""
+        if not self._files.elsewhere:
+            return 0
+        with self._database.reading() as connection:
+            return removals.last(connection)
+
+    def _admit(
+        self, found: Sequence[tuple[Path, StateRecord]], put: Callable[[Connection], None]
+    ) -> None:
         if self.admission is None:
             with self._database.writing() as connection:
                 put(connection)
@@ -169,10 +182,25 @@ class StoredStates:
         except StateFileError:
             return None
 
-    def _put(self, found: Sequence[tuple[Path, StateRecord]], connection: Connection) -> None:
+    def _put(
+        self,
+        found: Sequence[tuple[Path, StateRecord]],
+        connection: Connection,
+        *,
+        last_removal: int,
+    ) -> None:
         # Looked at again under the lock: an eviction may have been under way.
-        sizes = self._files.sizes([path for path, _ in found])
-        there = [record for (_, record), size in zip(found, sizes, strict=True) if size is not None]
+        if self._files.elsewhere:
+            keys = [self._files.key(path) for path, _ in found]
+            going = removals.since(connection, keys, last_removal)
+            there = [
+                record for (_, record), key in zip(found, keys, strict=True) if key not in going
+            ]
+        else:
+            sizes = self._files.sizes([path for path, _ in found])
+            there = [
+                record for (_, record), size in zip(found, sizes, strict=True) if size is not None
+            ]
         states.put(connection, there)
 
 

@@ -25,7 +25,6 @@ from tests.prompt_cache.prompts import observe, put_kv, tokens
 from tests.store import made
 from workbench.word_bags import WORDS, by_words
 
-
 pytestmark = pytest.mark.slow  # many small ones: seconds, all in all
 QUESTION = "which river flows past the old mill near Aldbrook"
 PARAPHRASE = "which river flows past the old mill close to Aldbrook"

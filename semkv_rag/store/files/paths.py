@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from blake3 import blake3
 
@@ -33,6 +33,9 @@ _TEMPORARY_NAME = re.compile(
 
 Identity: TypeAlias = tuple[int, int, int]
 """Device, inode and modification time: equal when a file is still the one that was looked at."""
+
+ALWAYS: Final[Identity] = (0, 0, 0)
+"""An object's, which is asked about only when it is removed."""
 
 
 def chunk_path(root: Path, model: str, namespace: str, chunk_id: str, rank: int) -> Path:

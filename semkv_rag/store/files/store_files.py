@@ -19,7 +19,10 @@ class LocalFiles:
 
     Attributes:
         root: the folder; the files' paths are below it.
+        elsewhere: whether they are objects, which others write and delete as well.
     """
+
+    elsewhere = False
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -75,11 +78,20 @@ class LocalFiles:
         none."""
         return identity(path)
 
-    def remove(self, paths: Sequence[tuple[Path, Identity]]) -> None:
-        """Remove files that are still as they were seen. What cannot be removed stays."""
+    def key(self, path: Path) -> str:
+        """A file's name in the store."""
+        return str(path.relative_to(self.root))
+
+    def remove(self, paths: Sequence[tuple[Path, Identity]]) -> bool:
+        """Remove files that are still as they were seen. What cannot be removed stays.
+
+        Returns:
+            Whether the object store has done it; True of files.
+        """
         for path, seen in paths:
             if identity(path) == seen:
                 remove_if_possible(path)
+        return True
 
     def close(self) -> None:
         """Nothing is open."""

@@ -25,7 +25,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISION: Final = "0006"
+REVISION: Final = "0007"
 """The newest migration: what a store is at once it was opened."""
 
 metadata: Final = MetaData()
@@ -201,4 +201,15 @@ pins = Table(
     Column("namespace", String(128)),
     Column("source", Text),
     Index("pins_by_source", "source", "namespace"),
+)
+
+removals = Table(
+    "removals",
+    metadata,
+    # Objects that are being deleted, and for a while those that were; see `index.removals`.
+    Column("key", Text, primary_key=True),
+    # NULL while it goes on.
+    Column("number", BigInteger),
+    Column("at", Double, nullable=False),
+    Index("removals_by_number", "number"),
 )

@@ -116,7 +116,7 @@ class Objects:
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects; those that are not there count as deleted."""
-        client = self._client("_reading")  # which waits for less: the index is locked meanwhile
+        client = self._client("_writing")
         with _in_words():
             try:
                 _obstore().delete(client, list(keys))

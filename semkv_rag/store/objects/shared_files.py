@@ -18,7 +18,7 @@ from typing import IO, Final
 from semkv_rag.errors import ObjectStoreError
 from semkv_rag.store.files.beneath import file_bytes, open_file
 from semkv_rag.store.files.chunk_file import ChunkFile
-from semkv_rag.store.files.paths import Identity
+from semkv_rag.store.files.paths import ALWAYS, Identity
 from semkv_rag.store.files.state_file import StateFile
 from semkv_rag.store.files.store_files import LocalFiles
 from semkv_rag.store.objects.cache import LocalCache
@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 PATIENCE_S: Final = 30.0
 """How late a file may be for which no request waits."""
 _MEMORY: Final = "/dev/shm"  # noqa: S108 - a folder of our own is made in it
-_ALWAYS: Final = (0, 0, 0)
 
 
 class SharedFiles(LocalFiles):
@@ -49,6 +48,8 @@ class SharedFiles(LocalFiles):
         cache: the local folder.
     """
 
+    elsewhere = True
+
     def __init__(
         self, root: Path, place: ObjectPlace, on_thread: Callable[[], None] = lambda: None
     ) -> None:
@@ -58,10 +59,6 @@ class SharedFiles(LocalFiles):
         self.cache = LocalCache(root, place.cache_bytes)
         self._timeout_s = place.fetch_timeout_ms / 1000
         self._fetching = Fetching(self.objects, self.cache, root, on_thread)
-
-    def key(self, path: Path) -> str:
-        """The name of a file's object."""
-        return str(path.relative_to(self.root))
 
     def wait(self, timeout_s: float | None = None) -> FileWait:
         """A request's wait for its files, bounded as the place says, or otherwise."""
@@ -146,15 +143,17 @@ class SharedFiles(LocalFiles):
         return self.objects.sizes([self.key(path) for path in paths])
 
     def seen(self, path: Path) -> Identity | None:
-        return _ALWAYS  # asked of the object store only when it is removed
+        return ALWAYS  # asked of the object store only when it is removed
 
-    def remove(self, paths: Sequence[tuple[Path, Identity]]) -> None:
+    def remove(self, paths: Sequence[tuple[Path, Identity]]) -> bool:
         for path, _ in paths:
             self.cache.drop(path)
         try:
             self.objects.delete([self.key(path) for path, _ in paths])
         except ObjectStoreError as error:
             logger.warning("semkv: %d objects are not deleted now: %s", len(paths), error)
+            return False
+        return True
 
     def close(self) -> None:
         self._fetching.close()

@@ -20,8 +20,8 @@ from semkv_rag.errors import ObjectStoreError, StoreError, StoreLimitError
 from semkv_rag.store.admission import Admission, Newcomer
 from semkv_rag.store.files.paths import chunk_path, chunk_paths
 from semkv_rag.store.files.store_files import LocalFiles
-from semkv_rag.store.gone import BATCH, GoneFile, unlink
-from semkv_rag.store.index import chunks
+from semkv_rag.store.gone import BATCH, GoneFile, finish, unlink
+from semkv_rag.store.index import chunks, removals
 from semkv_rag.store.index.chunks import FoundChunk
 from semkv_rag.store.index.database import FREED, Database
 from semkv_rag.store.records import ChunkKey, ChunkRecord
@@ -114,20 +114,31 @@ class Contents:
         self, batch: Sequence[ChunkKey], taken: set[str], kept: Collection[str], *, mending: bool
     ) -> StoreLimitError | None:
         """`add` for some of the chunks; those that are promised go into `taken`."""
+        last_removal = self._last_removal()
         found = [(key, chunk) for key in batch if (chunk := self.find(key))]
+        put = partial(self._put, last_removal=last_removal)
         if not mending:
-            return self._admit(found, taken, kept)
-        taken |= self._database.freeing(partial(self._put, found))
+            return self._admit(found, taken, kept, put)
+        taken |= self._database.freeing(partial(put, found))
         return None
+
+    def _last_removal(self) -> int:
+        """The number of the last removal, before it is looked whether the chunks are there."""
+        if not self.files.elsewhere:
+            return 0
+        finish(self._database, self.files)
+        with self._database.reading() as connection:
+            return removals.last(connection)
 
     def _admit(
         self,
         found: Sequence[tuple[ChunkKey, FoundChunk]],
         taken: set[str],
         kept: Collection[str],
+        put_found: Callable[[Sequence[tuple[ChunkKey, FoundChunk]], Connection], set[str]],
     ) -> StoreLimitError | None:
         """Promise those of some chunks that there is room for, into `taken`; the fault of the others."""
-        put = partial(self._put, found)
+        put = partial(put_found, found)
         if self.admission is None:
             with self._database.writing() as connection:
                 taken |= put(connection)
@@ -138,8 +149,8 @@ class Contents:
         except StoreLimitError as error:
             if len(found) > 1:
                 half = len(found) // 2
-                first = self._admit(found[:half], taken, kept)
-                return self._admit(found[half:], taken, kept) or first
+                first = self._admit(found[:half], taken, kept, put_found)
+                return self._admit(found[half:], taken, kept, put_found) or first
             ((key, chunk),) = found
             paths = chunk_paths(self.root, key, chunk.header.world_size)
             there = [(path, self.files.seen(path)) for path in paths]
@@ -153,10 +164,20 @@ class Contents:
         return self.files.sizes(chunk_paths(self.root, key, ranks))
 
     def _put(
-        self, found: Sequence[tuple[ChunkKey, FoundChunk]], connection: Connection
+        self,
+        found: Sequence[tuple[ChunkKey, FoundChunk]],
+        connection: Connection,
+        *,
+        last_removal: int,
     ) -> set[str]:
         # Looked at again under the lock: an eviction may have been under way.
         paths = [chunk_paths(self.root, key, chunk.header.world_size) for key, chunk in found]
+        if self.files.elsewhere:
+            keys = [self.files.key(path) for own in paths for path in own]
+            if going := removals.since(connection, keys, last_removal):
+                raise ObjectStoreError(f"{len(going)} of its objects are being deleted")
+            chunks.put(connection, [chunk for _, chunk in found])
+            return {chunk.header.id for _, chunk in found}
         sizes = iter(self.files.sizes(list(chain.from_iterable(paths))))
         still_there = [
             chunk

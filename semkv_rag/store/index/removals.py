@@ -1,0 +1,58 @@
+"""Statements about objects that are being deleted.
+
+Deleting an object takes too long to keep all writers waiting. So it is noted here before and behind, and
+who promises a chunk asks whether its object was being deleted since it was last seen there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from sqlalchemy import Connection, delete, func, insert, or_, select, update
+
+from semkv_rag.store.index.chunks import pieces
+from semkv_rag.store.index.schema import removals
+
+KEPT_S: Final = 3600.0
+"""What was deleted is known for so long. Nobody takes as long between seeing and promising."""
+
+
+def last(connection: Connection) -> int:
+    """The number of the removal that ended last."""
+    return int(connection.scalar(select(func.max(removals.c.number))) or 0)
+
+
+def begin(connection: Connection, keys: Collection[str], now: float) -> None:
+    """These are about to be deleted."""
+    for piece in pieces(keys):
+        connection.execute(delete(removals).where(removals.c.key.in_(piece)))
+        rows = [{"key": key, "number": None, "at": now} for key in piece]
+        connection.execute(insert(removals), rows)
+
+
+def end(connection: Connection, keys: Iterable[str], now: float) -> None:
+    """These are deleted."""
+    number = last(connection) + 1
+    for piece in pieces(keys):
+        ended = update(removals).where(removals.c.key.in_(piece))
+        connection.execute(ended.values(number=number, at=now))
+    old = (removals.c.number < number) & (removals.c.at < now - KEPT_S)
+    connection.execute(delete(removals).where(old))
+
+
+def since(connection: Connection, keys: Collection[str], number: int) -> set[str]:
+    """Those of `keys` that are being deleted, or were since that removal."""
+    going = or_(removals.c.number.is_(None), removals.c.number > number)
+    found: set[str] = set()
+    for piece in pieces(keys):
+        found.update(
+            connection.scalars(select(removals.c.key).where(removals.c.key.in_(piece), going))
+        )
+    return found
+
+
+def stuck(connection: Connection, before: float) -> list[str]:
+    """Those whose deletion began before that time and has not ended."""
+    asked = select(removals.c.key).where(removals.c.number.is_(None), removals.c.at < before)
+    return list(connection.scalars(asked.order_by(removals.c.key)))
