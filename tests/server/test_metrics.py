@@ -53,9 +53,7 @@ def moved(server: Server, ask: Callable[[], Any]) -> dict[tuple[str, ...], float
         time.sleep(0.05)
 
 
-def asking(
-    server: Server, prompt: Tokens, *, tokens: int = 2, **options: Any
-) -> Callable[[], Any]:
+def asking(server: Server, prompt: Tokens, *, tokens: int = 2, **options: Any) -> Callable[[], Any]:
     body = {"ignore_eos": True, "kv_transfer_params": {"semkv": options}}
     return lambda: client_of(server).completions.create(
         model=server.model, prompt=prompt, temperature=0, max_tokens=tokens, extra_body=body

@@ -213,7 +213,7 @@ def test_an_index_of_the_first_revision_is_brought_up_to_date(tmp_path: Path) ->
     with sqlite3.connect(tmp_path / "index.sqlite") as connection:
         for table in (
             *("states", "sightings", "outcomes", "embeddings", "prompts"),
-            *("limits", "pins"),
+            *("limits", "pins", "removals"),
         ):
             connection.execute(f"DROP TABLE {table}")
         connection.execute("DROP INDEX changes_of_namespace")
