@@ -2,7 +2,8 @@
 
 `semkv serve` runs twice over one store. Documents are stored through one of them and asked about
 at the other, two actors on Ray compute a corpus into the same store, and a namespace lives under a limit
-that drops its chunks as others come. Every answer is that of one engine over a plain folder.
+that drops its chunks as others come. Every answer is that of one engine over a plain folder; where the
+index did not answer in time, as may be on a busy machine, it says so and is that of plain vLLM.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ SAMPLING = {"max_tokens": 6, "temperature": 0}
 LIMIT_BYTES = 6 << 20
 """Of the namespace `tenant`: a handful of its documents."""
 RAY_DOCUMENTS = 40
+LATE = "the store's index cannot be read"
+COMPUTED = 0.05
+"""So many answers, at most, may be plain vLLM's for that reason."""
 PATIENCE_MS = 20_000
 """For a chunk's bytes: two cores carry all of this, and a busy machine fails no test of answers."""
 
@@ -79,6 +83,7 @@ class Fleet:
     until: float
     seen: Counter[str] = field(default_factory=Counter)
     to_compare: list[tuple[Document, Answer]] = field(default_factory=list)
+    computed: list[Answer] = field(default_factory=list)
     exact: list[Answer] = field(default_factory=list)
     visible_s: list[float] = field(default_factory=list)
     ray_documents: list[Document] = field(default_factory=list)
@@ -175,9 +180,10 @@ def test_every_answer_is_that_of_one_machine(
             future.result()
     logger.info("%s; visible after %.2f s at most", fleet.seen, max(fleet.visible_s))
 
-    logger.info("%d waits for a lock: %s", len(waits), waits)
+    logger.info("%d computed; %d waits for a lock: %s", len(fleet.computed), len(waits), waits)
     assert max(fleet.visible_s) < VISIBLE_S
     assert fleet.seen["blends"] > 100
+    assert len(fleet.computed) <= COMPUTED * fleet.seen["blends"]
     assert fleet.seen["evicted"] > 0
     assert fleet.seen["runs on Ray"] > 0
     compare(alone, fleet, namespace="compared")
@@ -210,7 +216,11 @@ def read(fleet: Fleet, server: Server, right: dict[str, Answer], seed: int) -> N
     prompts = list(right)
     while fleet.running():
         prompt = rng.choice(prompts)
-        same(fleet.ask(server, Server.api_key, prompt), right[prompt])
+        answer = fleet.ask(server, Server.api_key, prompt)
+        if LATE in (answer.report.reason or ""):
+            fleet.computed.append(answer)
+            continue
+        same(answer, right[prompt])
         fleet.seen["blends"] += 1
 
 
@@ -222,14 +232,18 @@ def write_and_ask_elsewhere(fleet: Fleet, rng: random.Random) -> None:
         document = made_up(rng, f"new-{number}", 2)
         number += 1
         fleet.store(here, Server.api_key, document)
-        stored = time.monotonic()
+        stored, late = time.monotonic(), False
         prompt = prompt_of(*document[1][::-1])
         while True:
             sent = time.monotonic()
             answer = fleet.ask(there, Server.api_key, prompt)
             if answer.report.kv_cache == "hit" or sent - stored > 20:
                 break
-        fleet.visible_s.append(sent - stored)
+            if LATE in (answer.report.reason or ""):
+                fleet.computed.append(answer)
+                late = True
+        if not late:  # otherwise nobody knows when it was there
+            fleet.visible_s.append(sent - stored)
         fleet.to_compare.append((document, answer))
         fleet.seen["documents"] += 1
         time.sleep(1)
@@ -294,7 +308,7 @@ def compare(alone: Engine, fleet: Fleet, namespace: str) -> None:
     precompute_texts(alone, documents, prefix=PREFIX, namespace=namespace)
     for _, answer in fleet.to_compare:
         same(answer, answer_alone(alone, answer.prompt, namespace=namespace))
-    for answer in fleet.exact:
+    for answer in (*fleet.exact, *fleet.computed):
         assert answer.text == answer_alone(alone, answer.prompt, enabled=False).text, answer
 
 

@@ -147,17 +147,17 @@ def test_a_removal_between_the_look_and_the_promise_is_seen(
     with shared.open("one") as one, shared.open("two") as two:
         header = write(one, 1)
         one.add([header])
-        find = contents.Contents.find
+        find = contents.Contents.found
         looked: list[str] = []
 
-        def then_removed(self: contents.Contents, key: Any) -> Any:
-            found = find(self, key)
+        def then_removed(self: contents.Contents, keys: Any) -> Any:
+            found = find(self, keys)
             if not looked:
-                looked.append(key.id)
+                looked.extend(key.id for key in keys)
                 remove(one, header)
             return found
 
-        monkeypatch.setattr(contents.Contents, "find", then_removed)
+        monkeypatch.setattr(contents.Contents, "found", then_removed)
         monkeypatch.setattr(contents, "PAUSES_S", (0.01,))
         assert two.add([header]) == set()
         assert looked == [header.id]

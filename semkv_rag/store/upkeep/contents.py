@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 
 from semkv_rag.errors import ObjectStoreError, StoreError, StoreLimitError
 from semkv_rag.store.admission import Admission, Newcomer
+from semkv_rag.store.files.header import ChunkHeader
 from semkv_rag.store.files.paths import chunk_path, chunk_paths
 from semkv_rag.store.files.store_files import LocalFiles
 from semkv_rag.store.gone import BATCH, GoneFile, finish, unlink
@@ -29,8 +30,9 @@ from semkv_rag.store.records import ChunkKey, ChunkRecord
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
-PAUSES_S: Final = (0.5, 2.0, 8.0)
-"""Before an object store that failed is asked once more. An engine has computed what is to be added."""
+PAUSES_S: Final = (0.5, 2.0, 8.0, 20.0, 40.0)
+"""Before an object store that failed is asked once more: an engine has computed what is to be added.
+Together longer than `gone.STUCK_S`."""
 
 
 class Contents:
@@ -58,25 +60,34 @@ class Contents:
             yield page
             after = page[-1].id
 
-    def find(self, key: ChunkKey) -> FoundChunk | None:
-        """A chunk as its files say, or None when they are not all there or not sound.
+    def found(self, keys: Sequence[ChunkKey]) -> list[tuple[ChunkKey, FoundChunk]]:
+        """Those of some chunks whose files are all there and sound, as these say.
 
         Reads the first rank's header only.
         """
+        opened = [(key, header) for key in keys if (header := self._header(key))]
+        paths = [chunk_paths(self.root, key, header.world_size) for key, (header, _) in opened]
+        sizes = iter(self.files.sizes(list(chain.from_iterable(paths))))
+        found: list[tuple[ChunkKey, FoundChunk]] = []
+        for (key, (header, size)), own_paths in zip(opened, paths, strict=True):
+            own = list(islice(sizes, len(own_paths)))
+            if own and own[0] not in (None, size) and self.files.forget(own_paths[0]):
+                found += self.found([key])  # the copy here was that of before it was recoded
+            elif None not in own:
+                found.append((key, FoundChunk(header, sum(filter(None, own)))))
+        return found
+
+    def _header(self, key: ChunkKey) -> tuple[ChunkHeader, int] | None:
+        """What the first rank's file says, and its bytes; None when it is not there or not sound."""
         try:
             path = chunk_path(self.root, key.model, key.namespace, key.id, 0)
             with self.files.chunk(path, model=key.model, chunk_id=key.id) as file:
                 header, size = file.header, file.size_bytes
-            if header.namespace != key.namespace:
-                return None
         except ObjectStoreError:
             raise  # nobody knows whether it is there
         except StoreError:
             return None
-        sizes = self._sizes(key, header.world_size)
-        if sizes and sizes[0] not in (None, size) and self.files.forget(path):
-            return self.find(key)  # the copy here is that of before it was recoded
-        return None if None in sizes else FoundChunk(header, sum(filter(None, sizes)))
+        return (header, size) if header.namespace == key.namespace else None
 
     def add(
         self, keys: Iterable[ChunkKey], *, kept: Collection[str] = (), mending: bool = False
@@ -115,7 +126,7 @@ class Contents:
     ) -> StoreLimitError | None:
         """`add` for some of the chunks; those that are promised go into `taken`."""
         last_removal = self._last_removal()
-        found = [(key, chunk) for key in batch if (chunk := self.find(key))]
+        found = self.found(batch)
         put = partial(self._put, last_removal=last_removal)
         if not mending:
             return self._admit(found, taken, kept, put)
@@ -158,10 +169,6 @@ class Contents:
             unlink(self._database, self.root, gone)
             return error
         return None
-
-    def _sizes(self, key: ChunkKey, ranks: int) -> list[int | None]:
-        """Of a chunk's files; None for one that is not there."""
-        return self.files.sizes(chunk_paths(self.root, key, ranks))
 
     def _put(
         self,

@@ -104,12 +104,12 @@ class _Chunk:
         paths = chunk_paths(self._contents.root, self._record, self._record.ranks)
         for path in paths:
             self._rewrite(path)
-        found = self._contents.find(self._record)
+        found = self._contents.found([self._record])
         with self._database.writing() as connection:
             # It may have been evicted meanwhile: then it is not to be promised again.
             there = chunks.find(connection, [self._record.id])
-            if there and found is not None:
-                chunks.put(connection, [found])
+            if there:
+                chunks.put(connection, [chunk for _, chunk in found])
         if not there:
             files = self._contents.files
             gone = [
@@ -119,9 +119,9 @@ class _Chunk:
             ]
             unlink(self._database, self._contents.root, gone)
             return 0
-        if found is None:
+        if not found:
             raise StoreError("its files went while it was recoded")
-        return found.bytes
+        return found[0][1].bytes
 
     def _rewrite(self, path: Path) -> None:
         record = self._record
