@@ -65,7 +65,7 @@ class Contents:
 
         Reads the first rank's header only.
         """
-        opened = [(key, header) for key in keys if (header := self._header(key))]
+        opened = [(key, told) for key in keys if (told := self._header(key))]
         paths = [chunk_paths(self.root, key, header.world_size) for key, (header, _) in opened]
         sizes = iter(self.files.sizes(list(chain.from_iterable(paths))))
         found: list[tuple[ChunkKey, FoundChunk]] = []
