@@ -87,7 +87,9 @@ def main() -> None:
                 None,
                 None,
             )
-            asked = [made.task(n, arguments.passages) for n in range(arguments.contexts)]
+            asked = [
+                t for n in range(arguments.contexts) for t in made.tasks(n, arguments.passages)
+            ]
             prompts = [store(engine, plain, task) for task in asked]
             model = engine.fingerprint
             figures["codecs"] = {
