@@ -55,7 +55,7 @@ def finish(database: Database, files: LocalFiles) -> None:
     """Delete the objects that somebody else was to delete and has not."""
     if not files.elsewhere or database.read_only:
         return
-    with database.reading() as connection:
+    with database.scanning() as connection:
         left = removals.stuck(connection, time.time() - STUCK_S)
     for piece in chunks.pieces(left, FREED):
         with database.writing() as connection:  # it is ours now

@@ -145,7 +145,7 @@ class StoredStates:
         """The number of the last removal, before it is looked whether files are there."""
         if not self._files.elsewhere:
             return 0
-        with self._database.reading() as connection:
+        with self._database.scanning() as connection:
             return removals.last(connection)
 
     def _admit(

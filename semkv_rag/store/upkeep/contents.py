@@ -138,7 +138,7 @@ class Contents:
         if not self.files.elsewhere:
             return 0
         finish(self._database, self.files)
-        with self._database.reading() as connection:
+        with self._database.scanning() as connection:
             return removals.last(connection)
 
     def _admit(
