@@ -97,7 +97,7 @@ def main() -> None:
     counted: dict[str, Any] = {
         "loaded_tokens": 3412,
         "fault": None,
-        "why": None,
+        "plain_reason": None,
         "seconds": {"pick": 0.2, "recompute": 1.4},
     }
     now = time.time()

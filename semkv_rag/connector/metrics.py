@@ -2,8 +2,8 @@
 
 The scheduler's side counts each request when it ends (`ReuseStats`), the first worker how long blends
 held up its steps. vLLM carries the counts to the user's process with its own (`get_kv_connector_stats`),
-and has `ReuseMetrics` enter them there. Labels are vLLM's `model_name` and `engine`, and
-one of ours; none comes from a request.
+and has `ReuseMetrics` enter them there. Labels are vLLM's `model_name` and `engine`, and one of ours;
+none comes from a request.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Fault: TypeAlias = Literal["index", "chunk", "not_finite", "internal"]
 """What went wrong with a request's reuse: the store's index did not answer; stored KV could not be
 read or was damaged; the model gave no numbers with it; an error of this package."""
 
-Why: TypeAlias = Literal["off", "request", "model", "store", "no_chunk", "slower", "fault"]
+PlainReason: TypeAlias = Literal["off", "request", "model", "store", "no_chunk", "slower", "fault"]
 """Why a request was answered without stored KV: it wanted none; it cannot be served with it, or had wrong
 options; the model cannot; the store could not be opened; no stored chunk was found; loading would have
 taken longer than computing; its reuse failed."""
 
 REQUESTS: Final = "semkv_requests"
-PLAIN: Final = "semkv_plain_requests"
+PLAIN_REQUESTS: Final = "semkv_plain_requests"
 TOKENS: Final = "semkv_prompt_tokens"
 BYTES: Final = "semkv_loaded_bytes"
 FAULTS: Final = "semkv_faults"
@@ -101,7 +101,7 @@ class ReuseStats(KVConnectorStats):
         report: ReuseReport,
         loaded_tokens: int,
         fault: Fault | None,
-        why: Why | None,
+        plain_reason: PlainReason | None,
         seconds: Mapping[str, float],
     ) -> None:
         """Count a request that ended.
@@ -109,12 +109,12 @@ class ReuseStats(KVConnectorStats):
         Args:
             loaded_tokens: of its prompt, those whose KV is as it was stored.
             fault: what went wrong, if anything did.
-            why: it was answered without stored KV; None where it was not.
-            seconds: what picking and recomputing took, where there was a blend.
+            plain_reason: why it was answered without stored KV; None where it was not.
+            seconds: what `pick` and `recompute` took, where there was a blend.
         """
         self._add(REQUESTS, _outcome(report), 1)
-        if why is not None:
-            self._add(PLAIN, why, 1)
+        if plain_reason is not None:
+            self._add(PLAIN_REQUESTS, plain_reason, 1)
         if fault is not None:
             self._add(FAULTS, fault, 1)
         recomputed = report.recomputed_tokens
@@ -157,7 +157,7 @@ class ReuseMetrics(KVConnectorPromMetrics):
 
     COUNTERS: Final = {
         REQUESTS: ("outcome", "Requests that ended, by what reuse did for them."),
-        PLAIN: ("reason", "Requests that were answered without stored KV, by why."),
+        PLAIN_REQUESTS: ("reason", "Requests that were answered without stored KV, by why."),
         TOKENS: ("kind", "Tokens of prompts, by where their KV came from."),
         BYTES: ("tier", "Bytes of stored KV that requests loaded, by where it was."),
         FAULTS: ("kind", "Requests whose reuse failed, and that were computed."),

@@ -20,7 +20,7 @@ BATCH = 256
 """What is added or removed in one transaction: little enough that other writers do not wait."""
 
 STUCK_S: Final = 60.0
-"""Who has not deleted an object by then, was killed or could not; somebody else does."""
+"""After so long the next writer deletes an object that another one was to delete: it was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class GoneFile:
 def unlink(database: Database, root: Path, gone: Sequence[GoneFile]) -> None:
     """Remove files, unless somebody promised or wrote them again meanwhile."""
     for files, own in groupby(gone, key=lambda file: file.files):
-        if files.elsewhere:
+        if files.in_object_store:
             for batch in chunks.pieces(own, FREED):
                 _delete(database, root, files, batch)
             continue
@@ -51,16 +51,32 @@ def unlink(database: Database, root: Path, gone: Sequence[GoneFile]) -> None:
     database.keep_reserve()
 
 
+def last_removal(database: Database, files: LocalFiles) -> int:
+    """The number of the removal that ended last; asked before it is looked whether files are there.
+
+    What somebody else was to delete, and has not, is deleted first: nobody may promise it before.
+    0 for files of a folder, which are looked at under the writers' lock.
+    """
+    if not files.in_object_store:
+        return 0
+    finish(database, files)
+    with database.scanning() as connection:
+        return removals.last(connection)
+
+
 def finish(database: Database, files: LocalFiles) -> None:
     """Delete the objects that somebody else was to delete and has not."""
-    if not files.elsewhere or database.read_only:
+    if not files.in_object_store:
         return
     with database.scanning() as connection:
         left = removals.stuck(connection, time.time() - STUCK_S)
-    for piece in chunks.pieces(left, FREED):
-        with database.writing() as connection:  # it is ours now
-            removals.begin(connection, piece, time.time())
-        _deleted(database, files, [files.root / key for key in piece])
+    while left:
+        with database.writing() as connection:
+            # Looked at again under the lock: others may have deleted them, and promised them since.
+            left = removals.stuck(connection, time.time() - STUCK_S)[:FREED]
+            removals.begin(connection, left, time.time())
+        if left:
+            _deleted(database, files, [files.root / key for key in left])
 
 
 def _delete(database: Database, root: Path, files: LocalFiles, gone: Sequence[GoneFile]) -> None:
@@ -77,6 +93,7 @@ def _delete(database: Database, root: Path, files: LocalFiles, gone: Sequence[Go
 
 
 def _deleted(database: Database, files: LocalFiles, paths: Sequence[Path]) -> None:
+    """Delete objects whose removal has begun, and note that it has ended, if it has."""
     if files.remove([(path, ALWAYS) for path in paths]):
         with database.writing() as connection:
             removals.end(connection, [files.key(path) for path in paths], time.time())

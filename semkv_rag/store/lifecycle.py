@@ -52,7 +52,7 @@ class Lifecycle:
 
     @property
     def evicted(self) -> int:
-        """Chunks and images' features that this process has taken away so far."""
+        """Chunks and images' features that went in this process because of limits or of time."""
         return self._eviction.evicted
 
     # ---- limits ----------------------------------------------------------------------------

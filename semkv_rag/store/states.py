@@ -19,7 +19,7 @@ from semkv_rag.store.admission import Admission, Newcomer
 from semkv_rag.store.files.paths import state_path, state_paths
 from semkv_rag.store.files.state_file import StateHeader, state_id, write_state
 from semkv_rag.store.files.store_files import LocalFiles
-from semkv_rag.store.gone import BATCH, GoneFile, unlink
+from semkv_rag.store.gone import BATCH, GoneFile, last_removal, unlink
 from semkv_rag.store.index import removals, states
 from semkv_rag.store.index.chunks import pieces
 from semkv_rag.store.index.database import FREED, Database
@@ -130,23 +130,16 @@ class StoredStates:
             StoreLimitError: there is no room for them, and their files are gone.
         """
         for batch in pieces(paths, FREED if mending else BATCH):
-            last_removal = self._last_removal()
+            before = last_removal(self._database, self._files)
             found = [(path, record) for path in batch if (record := self._record(path))]
-            if self._files.elsewhere:  # beside the lock: these take a while
+            if self._files.in_object_store:  # beside the lock: these take a while
                 sizes = self._files.sizes([path for path, _ in found])
                 found = [one for one, size in zip(found, sizes, strict=True) if size is not None]
-            put = partial(self._put, found, last_removal=last_removal)
+            put = partial(self._put, found, before)
             if mending:
                 self._database.freeing(put)
             else:
                 self._admit(found, put)
-
-    def _last_removal(self) -> int:
-        """The number of the last removal, before it is looked whether files are there."""
-        if not self._files.elsewhere:
-            return 0
-        with self._database.scanning() as connection:
-            return removals.last(connection)
 
     def _admit(
         self, found: Sequence[tuple[Path, StateRecord]], put: Callable[[Connection], None]
@@ -185,14 +178,13 @@ class StoredStates:
     def _put(
         self,
         found: Sequence[tuple[Path, StateRecord]],
+        before: int,
         connection: Connection,
-        *,
-        last_removal: int,
     ) -> None:
         # Looked at again under the lock: an eviction may have been under way.
-        if self._files.elsewhere:
+        if self._files.in_object_store:
             keys = [self._files.key(path) for path, _ in found]
-            going = removals.since(connection, keys, last_removal)
+            going = removals.since(connection, keys, before)
             there = [
                 record for (_, record), key in zip(found, keys, strict=True) if key not in going
             ]

@@ -101,7 +101,19 @@ def long_stores_and_prompts(draw: st.DrawFn) -> tuple[dict[str, StoredTokens], l
 def test_sure_runs_are_found_and_nothing_that_is_none(
     drawn: tuple[dict[str, StoredTokens], list[int]],
 ) -> None:
-    store, prompt = drawn
+    check_sure_runs(*drawn)
+
+
+@pytest.mark.soak
+@settings(max_examples=150, deadline=None)
+@given(drawn=long_stores_and_prompts())
+def test_sure_runs_in_many_more_stores(
+    drawn: tuple[dict[str, StoredTokens], list[int]],
+) -> None:
+    check_sure_runs(*drawn)
+
+
+def check_sure_runs(store: dict[str, StoredTokens], prompt: list[int]) -> None:
     shelf = Shelf()
     for name, chunk in store.items():
         shelf.put(name, chunk.tokens.tolist())

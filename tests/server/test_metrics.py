@@ -152,7 +152,8 @@ def test_what_a_blend_adds_to_others_steps(engine: Engine, server: Server) -> No
 
 
 def test_the_store_is_counted(engine: Engine, server: Server) -> None:
-    before = counted(server, lambda told: True)
+    put(engine, server, [random_tokens(327, 90)], "default")
+    before = counted(server, lambda told: told["semkv_store_chunks",] > 0)
     put(engine, server, [random_tokens(323, 90)], "default")
     after = counted(
         server, lambda told: told["semkv_store_chunks",] > before["semkv_store_chunks",]

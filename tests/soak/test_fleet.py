@@ -2,8 +2,7 @@
 
 `semkv serve` runs twice over one store. Documents are stored through one of them and asked about
 at the other, two actors on Ray compute a corpus into the same store, and a namespace lives under a limit
-that drops its chunks as others come. Every answer is that of one engine over a plain folder; where the
-index did not answer in time, as may be on a busy machine, it says so and is that of plain vLLM.
+that drops its chunks as others come. Every answer is that of one engine over a plain folder.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import json
 import logging
 import os
 import random
-import re
 import subprocess
 import sys
 import time
@@ -43,17 +41,12 @@ logger = logging.getLogger(__name__)  # shown with --log-cli-level=INFO
 SECONDS = 600.0
 VISIBLE_S = 1.0
 LOCK_WAIT_MS = 100
-"""What is logged. On two cores whoever has the lock waits for a core, with twenty others."""
-LONGEST_WAIT_MS = 5_000
 PREFIX = "answer by these passages :"
 QUESTION = "Question : who leads Tre klim ? Answer :"
 SAMPLING = {"max_tokens": 6, "temperature": 0}
 LIMIT_BYTES = 6 << 20
 """Of the namespace `tenant`: a handful of its documents."""
 RAY_DOCUMENTS = 40
-LATE = "the store's index cannot be read"
-COMPUTED = 0.05
-"""So many answers, at most, may be plain vLLM's for that reason."""
 PATIENCE_MS = 20_000
 """For a chunk's bytes: two cores carry all of this, and a busy machine fails no test of answers."""
 
@@ -86,7 +79,6 @@ class Fleet:
     until: float
     seen: Counter[str] = field(default_factory=Counter)
     to_compare: list[tuple[Document, Answer]] = field(default_factory=list)
-    computed: list[Answer] = field(default_factory=list)
     exact: list[Answer] = field(default_factory=list)
     visible_s: list[float] = field(default_factory=list)
     ray_documents: list[Document] = field(default_factory=list)
@@ -183,13 +175,8 @@ def test_every_answer_is_that_of_one_machine(
             future.result()
     logger.info("%s; visible after %.2f s at most", fleet.seen, max(fleet.visible_s))
 
-    logger.info(
-        "%d computed; %d waits for a lock of more than %d ms, the longest %.0f ms",
-        *(len(fleet.computed), len(waits), LOCK_WAIT_MS, max(waits, default=0.0)),
-    )
     assert max(fleet.visible_s) < VISIBLE_S
     assert fleet.seen["blends"] > 100
-    assert len(fleet.computed) <= COMPUTED * fleet.seen["blends"]
     assert fleet.seen["evicted"] > 0
     assert fleet.seen["runs on Ray"] > 0
     compare(alone, fleet)
@@ -199,7 +186,7 @@ def test_every_answer_is_that_of_one_machine(
     assert {Path(name).name for name, _ in fleet.ray_documents} <= {
         Path(name).name for name in names
     }
-    assert max(waits, default=0.0) < LONGEST_WAIT_MS
+    assert waits == []
 
 
 def answer_alone(engine: Engine, prompt: str, **reuse: Any) -> Answer:
@@ -222,11 +209,7 @@ def read(fleet: Fleet, server: Server, right: dict[str, Answer], seed: int) -> N
     prompts = list(right)
     while fleet.running():
         prompt = rng.choice(prompts)
-        answer = fleet.ask(server, Server.api_key, prompt)
-        if LATE in (answer.report.reason or ""):
-            fleet.computed.append(answer)
-            continue
-        same(answer, right[prompt])
+        same(fleet.ask(server, Server.api_key, prompt), right[prompt])
         fleet.seen["blends"] += 1
 
 
@@ -238,18 +221,14 @@ def write_and_ask_elsewhere(fleet: Fleet, rng: random.Random) -> None:
         document = made_up(rng, f"new-{number}", 2)
         number += 1
         fleet.store(here, Server.api_key, document)
-        stored, late = time.monotonic(), False
+        stored = time.monotonic()
         prompt = prompt_of(*document[1][::-1])
         while True:
             sent = time.monotonic()
             answer = fleet.ask(there, Server.api_key, prompt)
             if answer.report.kv_cache == "hit" or sent - stored > 20:
                 break
-            if LATE in (answer.report.reason or ""):
-                fleet.computed.append(answer)
-                late = True
-        if not late:  # otherwise nobody knows when it was there
-            fleet.visible_s.append(sent - stored)
+        fleet.visible_s.append(sent - stored)
         fleet.to_compare.append((document, answer))
         fleet.seen["documents"] += 1
         time.sleep(1)
@@ -314,22 +293,21 @@ def compare(alone: Engine, fleet: Fleet) -> None:
     precompute_texts(alone, documents, prefix=PREFIX)
     for _, answer in fleet.to_compare:
         same(answer, answer_alone(alone, answer.prompt))
-    for answer in (*fleet.exact, *fleet.computed):
+    for answer in fleet.exact:
         assert answer.text == answer_alone(alone, answer.prompt, enabled=False).text, answer
 
 
 @contextmanager
-def lock_waits() -> Iterator[list[float]]:
-    """The waits for locks of more than `LOCK_WAIT_MS` that PostgreSQL's log tells, in ms, once left."""
+def lock_waits() -> Iterator[list[str]]:
+    """What PostgreSQL's log says of waits for locks of more than `LOCK_WAIT_MS`, a line each."""
     server = postgres.shared()
-    found: list[float] = []
+    found: list[str] = []
     with server.connect() as connection:
         connection.execute("ALTER SYSTEM SET log_lock_waits = on")
         connection.execute(f"ALTER SYSTEM SET deadlock_timeout = {LOCK_WAIT_MS}")
         connection.execute("SELECT pg_reload_conf()")
         before = len(server.log())
         yield found
-        ended = re.findall(r" acquired \w+ on .* after ([\d.]+) ms", server.log()[before:])
-        found += [float(took_ms) for took_ms in ended]
+        found += [one for one in server.log()[before:].splitlines() if "still waiting for" in one]
         connection.execute("ALTER SYSTEM RESET ALL")
         connection.execute("SELECT pg_reload_conf()")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from semkv_rag.store import KVStore
-from workbench import postgres
+from tests.store.shared import Shared, environment, shared_store
+from workbench import postgres, s3
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
@@ -24,4 +25,13 @@ def index_url(request: pytest.FixtureRequest) -> Iterator[str | None]:
 @pytest.fixture
 def store(tmp_path: Path, index_url: str | None) -> Iterator[KVStore]:
     with KVStore(tmp_path / "store", index_url=index_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shared]:
+    """A store whose files are in an object store and whose index is on PostgreSQL."""
+    for name, value in environment(s3.shared().endpoint).items():
+        monkeypatch.setenv(name, value)
+    with shared_store(tmp_path) as opened:
         yield opened

@@ -77,6 +77,22 @@ def test_a_store_of_the_revision_before_limits_is_brought_up_to_date(
         assert again.evict(0) == []
 
 
+def test_what_went_by_itself_is_counted(store: KVStore, one: int) -> None:
+    first, second = made.put(store, 1), made.put(store, 2)
+    store.remove(made.MODEL, "default", [second])
+    assert store.lifecycle.evicted == 0, "somebody removed it"
+    store.lifecycle.set_limit(Limit(None, max_bytes=one))
+    made.put(store, 3)
+    assert first not in ids(store)
+    assert store.lifecycle.evicted == 1
+    assert len(store.evict(0)) == 1
+    assert store.lifecycle.evicted == 2
+    store.lifecycle.set_limit(Limit(None, max_bytes=1))
+    with pytest.raises(StoreLimitError):
+        made.put(store, 4)
+    assert store.lifecycle.evicted == 2
+
+
 @pytest.mark.parametrize(
     "wrong",
     [Limit(None, -1), Limit(None, True), Limit("", 5), Limit("a", ttl_s=0.0), Limit("a", 2**63)],

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,18 +18,9 @@ from semkv_rag.store.index.database import Database
 from semkv_rag.store.objects.objects import Objects
 from semkv_rag.store.upkeep import contents
 from tests.store import made
-from tests.store.shared import Shared, environment, shared_store
-from workbench import s3
+from tests.store.shared import Shared
 
 pytestmark = pytest.mark.slow  # an object store and a database serve these
-
-
-@pytest.fixture
-def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shared]:
-    for name, value in environment(s3.shared().endpoint).items():
-        monkeypatch.setenv(name, value)
-    with shared_store(tmp_path) as opened:
-        yield opened
 
 
 def write(store: KVStore, seed: int) -> ChunkHeader:
@@ -60,6 +50,14 @@ def deleting(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threadin
 
     monkeypatch.setattr(Objects, "delete", slow)
     return came, go_on
+
+
+def begun(came: threading.Event, store: KVStore, header: ChunkHeader) -> threading.Thread:
+    """The removal of a chunk, once its deletion waits."""
+    removing = threading.Thread(target=remove, args=(store, header))
+    removing.start()
+    assert came.wait(30)
+    return removing
 
 
 def test_nobody_asks_the_object_store_while_others_wait_for_the_index(
@@ -105,9 +103,7 @@ def test_others_write_while_objects_are_deleted(
         first, second = write(one, 1), write(two, 2)
         one.add([first])
         came, go_on = deleting(monkeypatch)
-        removing = threading.Thread(target=remove, args=(one, first))
-        removing.start()
-        assert came.wait(30)
+        removing = begun(came, one, first)
         assert two.add([second]) == {second.id}
         go_on.set()
         removing.join()
@@ -121,9 +117,7 @@ def test_a_chunk_whose_object_is_being_deleted_is_not_promised(
         header = write(one, 1)
         one.add([header])
         came, go_on = deleting(monkeypatch)
-        removing = threading.Thread(target=remove, args=(one, header))
-        removing.start()
-        assert came.wait(30)
+        removing = begun(came, one, header)
         write(two, 1)  # its object is there, and goes
         pauses: list[float] = []
 
@@ -147,7 +141,7 @@ def test_a_removal_between_the_look_and_the_promise_is_seen(
     with shared.open("one") as one, shared.open("two") as two:
         header = write(one, 1)
         one.add([header])
-        find = contents.Contents.found
+        find = contents.Contents.find
         looked: list[str] = []
 
         def then_removed(self: contents.Contents, keys: Any) -> Any:
@@ -157,7 +151,7 @@ def test_a_removal_between_the_look_and_the_promise_is_seen(
                 remove(one, header)
             return found
 
-        monkeypatch.setattr(contents.Contents, "found", then_removed)
+        monkeypatch.setattr(contents.Contents, "find", then_removed)
         monkeypatch.setattr(contents, "PAUSES_S", (0.01,))
         assert two.add([header]) == set()
         assert looked == [header.id]
@@ -188,6 +182,34 @@ def test_what_somebody_was_killed_over_is_deleted_by_the_next(
         assert two.add([header]) == {header.id}
 
 
+def test_what_others_finished_and_promised_meanwhile_stays(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two find the same object that a third was to delete; one is slow to begin."""
+    monkeypatch.setattr(gone_module, "STUCK_S", 0.0)
+    with shared.open("one") as one, shared.open("two") as two:
+        header = write(one, 1)
+        key = str(one.path(header.model, header.namespace, header.id).relative_to(one.root))
+        with one._database.writing() as connection:
+            removals.begin(connection, [key], time.time() - 1)
+        writing = Database.writing
+
+        @contextmanager
+        def late(self: Database, **options: Any) -> Iterator[Any]:
+            patch.undo()
+            gone_module.finish(two._database, two._contents.files)
+            write(two, 1)
+            assert two.add([header]) == {header.id}
+            with writing(self, **options) as connection:
+                yield connection
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Database, "writing", late)
+            gone_module.finish(one._database, one._contents.files)
+        assert is_there(two, header)
+        assert [chunk.id for chunk in two.chunks()] == [header.id]
+
+
 def test_what_was_deleted_is_forgotten_but_for_the_last(shared: Shared) -> None:
     with shared.open() as store, store._database.writing() as connection:
         now = time.time()
@@ -196,5 +218,5 @@ def test_what_was_deleted_is_forgotten_but_for_the_last(shared: Shared) -> None:
             removals.end(connection, [f"chunks/{number}"], now - age_s)
         assert removals.last(connection) == 3
         keys = [f"chunks/{number}" for number in range(1, 4)]
-        assert removals.since(connection, keys, 0) == {"chunks/2", "chunks/3"} - {"chunks/2"}
+        assert removals.since(connection, keys, 0) == {"chunks/3"}
         assert removals.since(connection, keys, 3) == set()

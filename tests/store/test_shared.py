@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,18 +16,9 @@ from semkv_rag.errors import ChunkFileError, MissingExtraError, ObjectStoreError
 from semkv_rag.store import ChunkHeader, ChunkKey, KVStore, place_of
 from semkv_rag.store.objects.shared_files import SharedFiles
 from tests.store import made
-from tests.store.shared import Shared, environment, shared_store
-from workbench import s3
+from tests.store.shared import Shared
 
 pytestmark = pytest.mark.slow  # an object store and a database serve these
-
-
-@pytest.fixture
-def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shared]:
-    for name, value in environment(s3.shared().endpoint).items():
-        monkeypatch.setenv(name, value)
-    with shared_store(tmp_path) as opened:
-        yield opened
 
 
 def put(store: KVStore, seed: int, **fields: object) -> ChunkHeader:

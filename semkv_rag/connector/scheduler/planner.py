@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 
 from semkv_rag.config import AUTO, ReuseOptions
 from semkv_rag.connector.messages import BlendResult, BlendTask, GateReport, StepMetadata
-from semkv_rag.connector.metrics import ReuseStats
+from semkv_rag.connector.metrics import PlainReason, ReuseStats
 from semkv_rag.connector.scheduler.admission import note_images, obstacle, wishes_in
 from semkv_rag.connector.scheduler.block_hashes import salt_blocks
 from semkv_rag.connector.scheduler.catalogue import Catalogue
@@ -135,7 +135,9 @@ class RequestPlanner:
             prompt_tokens=request.num_prompt_tokens,
             reason=f"planning failed: {error!r}",
         )
-        tracked = TrackedRequest(request, self._defaults, report, fault="internal", why="fault")
+        tracked = TrackedRequest(
+            request, self._defaults, report, fault="internal", plain_reason="fault"
+        )
         self._requests[request.request_id] = tracked
 
     def _admit(self, request: Request) -> None:
@@ -164,11 +166,12 @@ class RequestPlanner:
         if skip is None and options.enabled and request.mm_features:
             names = note_images(tracked, near, features=self._fusion, store=store_images)
             tracked.names = names
-        tracked.why = "request" if options.enabled else "off"
+        plain_reason: PlainReason = "request" if options.enabled else "off"
         skip = skip or obstacle(tracked, self._image_obstacle)
-        if skip is None and (skip := self._obstacle()) is not None:
-            tracked.why = "store" if self.gate.servable else "model"
+        if skip is None:
+            skip, plain_reason = self._obstacle(), "store" if self.gate.servable else "model"
         if skip is not None:
+            tracked.plain_reason = plain_reason
             tracked.report = replace(tracked.report, reason=skip)
             self._settle(tracked)
             return
@@ -211,7 +214,7 @@ class RequestPlanner:
     def _plan(self, tracked: TrackedRequest, look_up: Future[list[Span]]) -> None:
         assert self._catalogue is not None
         reason = "no stored chunk was found in the prompt"
-        tracked.why = "no_chunk"
+        tracked.plain_reason = "no_chunk"
         try:
             if not look_up.done():
                 look_up.cancel()
@@ -227,14 +230,14 @@ class RequestPlanner:
                     plan.asking(prompt), prompt
                 )
             if sooner is not None:
-                reason, tracked.why = sooner, "slower"
+                reason, tracked.plain_reason = sooner, "slower"
         except StoreError as error:
             reason = f"the store's index cannot be read: {error}"
-            tracked.fault, tracked.why = "index", "fault"
+            tracked.fault, tracked.plain_reason = "index", "fault"
         except Exception as error:
             logger.exception("Matching failed; the request is computed")
             reason = f"matching failed: {error!r}"
-            tracked.fault, tracked.why = "internal", "fault"
+            tracked.fault, tracked.plain_reason = "internal", "fault"
         tracked.note_plan(reason, time.perf_counter() - tracked.since)
 
     def _salt_blocks(self, tracked: TrackedRequest) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from semkv_rag.config import AUTO, ReuseOptions
 from semkv_rag.connector.images.report import take_image_report
 from semkv_rag.connector.messages import BlendResult, BlendStats, BlendTask, SeenTokens
-from semkv_rag.connector.metrics import Fault, Why
+from semkv_rag.connector.metrics import Fault, PlainReason
 from semkv_rag.report import ReuseReport
 from semkv_rag.reuse import ImageRows, ReusePlan, Span, TokenArray, tell_images_apart, token_array
 from semkv_rag.reuse.mapped import token_map
@@ -36,7 +36,7 @@ class TrackedRequest:
         capture: the wish that the prompt be captured; `captured` once the workers were told.
         loaded_tokens: of the prompt, those whose KV is as it was stored.
         fault: what went wrong with its reuse.
-        why: it is answered without stored KV, in a word; None where it is not.
+        plain_reason: why it is answered without stored KV; None where it is not, or not known yet.
         seen: what its blend did with each token, if that is to be told.
         times: when the parts of its reuse began and ended.
     """
@@ -58,7 +58,7 @@ class TrackedRequest:
     in_prefix_cache: int = 0
     loaded_tokens: int = 0
     fault: Fault | None = None
-    why: Why | None = None
+    plain_reason: PlainReason | None = None
     seen: SeenTokens | None = None
     times: Times = field(default_factory=dict)
 
@@ -88,12 +88,12 @@ class TrackedRequest:
         """Take the plan into the report, or that there is none.
 
         Args:
-            reason: in words, why there is none, if there is none; `why` says it in one.
+            reason: in words, why there is none.
             took_s: finding the chunks and planning.
         """
         plan, now = self.plan, time.time()
         self.times["match"] = (now - took_s, now)
-        self.why = self.why if plan is None else None
+        self.plain_reason = self.plain_reason if plan is None else None
         self.report = replace(
             self.report,
             kv_cache="miss" if plan is None else "hit",
@@ -109,7 +109,7 @@ class TrackedRequest:
         """Take the outcome of its blend into the report."""
         stats = result.stats
         if stats is None:
-            self.fault, self.why = "not_finite" if result.no_numbers else "chunk", "fault"
+            self.fault, self.plain_reason = "not_finite" if result.no_numbers else "chunk", "fault"
             self.loaded_tokens = 0
             self.plan = self.blend = None  # it is computed, whatever becomes of it
             self.report = replace(
@@ -177,7 +177,7 @@ class TrackedRequest:
         return {
             "loaded_tokens": self.loaded_tokens,
             "fault": self.fault,
-            "why": self.why,
+            "plain_reason": self.plain_reason,
             "seconds": seconds,
         }
 

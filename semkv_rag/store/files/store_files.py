@@ -19,10 +19,10 @@ class LocalFiles:
 
     Attributes:
         root: the folder; the files' paths are below it.
-        elsewhere: whether they are objects, which others write and delete as well.
+        in_object_store: whether they are objects, which others write and delete as well.
     """
 
-    elsewhere = False
+    in_object_store = False
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -48,7 +48,7 @@ class SharedFiles(LocalFiles):
         cache: the local folder.
     """
 
-    elsewhere = True
+    in_object_store = True
 
     def __init__(
         self, root: Path, place: ObjectPlace, on_thread: Callable[[], None] = lambda: None

@@ -2,7 +2,8 @@
 
 The order is what makes the promise hold, whoever is killed when. A chunk comes file first, then row;
 it goes row first, then file. Rows are added, and files of dropped rows unlinked, under the writers'
-lock, so that nobody's file is unlinked between being looked at and being promised.
+lock, so that nobody's file is unlinked between being looked at and being promised. Objects are deleted
+beside it, see `index.removals`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from semkv_rag.store.admission import Admission, Newcomer
 from semkv_rag.store.files.header import ChunkHeader
 from semkv_rag.store.files.paths import chunk_path, chunk_paths
 from semkv_rag.store.files.store_files import LocalFiles
-from semkv_rag.store.gone import BATCH, GoneFile, finish, unlink
+from semkv_rag.store.gone import BATCH, GoneFile, last_removal, unlink
 from semkv_rag.store.index import chunks, removals
 from semkv_rag.store.index.chunks import FoundChunk
 from semkv_rag.store.index.database import FREED, Database
@@ -60,19 +61,19 @@ class Contents:
             yield page
             after = page[-1].id
 
-    def found(self, keys: Sequence[ChunkKey]) -> list[tuple[ChunkKey, FoundChunk]]:
-        """Those of some chunks whose files are all there and sound, as these say.
+    def find(self, keys: Sequence[ChunkKey]) -> list[tuple[ChunkKey, FoundChunk]]:
+        """Those of some chunks whose files are all there and sound, and what these say.
 
         Reads the first rank's header only.
         """
-        opened = [(key, told) for key in keys if (told := self._header(key))]
+        opened = [(key, headed) for key in keys if (headed := self._header(key))]
         paths = [chunk_paths(self.root, key, header.world_size) for key, (header, _) in opened]
         sizes = iter(self.files.sizes(list(chain.from_iterable(paths))))
         found: list[tuple[ChunkKey, FoundChunk]] = []
         for (key, (header, size)), own_paths in zip(opened, paths, strict=True):
             own = list(islice(sizes, len(own_paths)))
             if own and own[0] not in (None, size) and self.files.forget(own_paths[0]):
-                found += self.found([key])  # the copy here was that of before it was recoded
+                found += self.find([key])  # the copy here was that of before it was recoded
             elif None not in own:
                 found.append((key, FoundChunk(header, sum(filter(None, own)))))
         return found
@@ -125,31 +126,26 @@ class Contents:
         self, batch: Sequence[ChunkKey], taken: set[str], kept: Collection[str], *, mending: bool
     ) -> StoreLimitError | None:
         """`add` for some of the chunks; those that are promised go into `taken`."""
-        last_removal = self._last_removal()
-        found = self.found(batch)
-        put = partial(self._put, last_removal=last_removal)
+        before = last_removal(self._database, self.files)
+        found = self.find(batch)
         if not mending:
-            return self._admit(found, taken, kept, put)
-        taken |= self._database.freeing(partial(put, found))
+            return self._admit(found, before, taken, kept)
+        taken |= self._database.freeing(partial(self._put, found, before))
         return None
-
-    def _last_removal(self) -> int:
-        """The number of the last removal, before it is looked whether the chunks are there."""
-        if not self.files.elsewhere:
-            return 0
-        finish(self._database, self.files)
-        with self._database.scanning() as connection:
-            return removals.last(connection)
 
     def _admit(
         self,
         found: Sequence[tuple[ChunkKey, FoundChunk]],
+        before: int,
         taken: set[str],
         kept: Collection[str],
-        put_found: Callable[[Sequence[tuple[ChunkKey, FoundChunk]], Connection], set[str]],
     ) -> StoreLimitError | None:
-        """Promise those of some chunks that there is room for, into `taken`; the fault of the others."""
-        put = partial(put_found, found)
+        """Promise those of some chunks that there is room for, into `taken`; the fault of the others.
+
+        Args:
+            before: the number of the last removal when they were looked for.
+        """
+        put = partial(self._put, found, before)
         if self.admission is None:
             with self._database.writing() as connection:
                 taken |= put(connection)
@@ -160,8 +156,8 @@ class Contents:
         except StoreLimitError as error:
             if len(found) > 1:
                 half = len(found) // 2
-                first = self._admit(found[:half], taken, kept, put_found)
-                return self._admit(found[half:], taken, kept, put_found) or first
+                first = self._admit(found[:half], before, taken, kept)
+                return self._admit(found[half:], before, taken, kept) or first
             ((key, chunk),) = found
             paths = chunk_paths(self.root, key, chunk.header.world_size)
             there = [(path, self.files.seen(path)) for path in paths]
@@ -173,15 +169,14 @@ class Contents:
     def _put(
         self,
         found: Sequence[tuple[ChunkKey, FoundChunk]],
+        before: int,
         connection: Connection,
-        *,
-        last_removal: int,
     ) -> set[str]:
         # Looked at again under the lock: an eviction may have been under way.
         paths = [chunk_paths(self.root, key, chunk.header.world_size) for key, chunk in found]
-        if self.files.elsewhere:
+        if self.files.in_object_store:
             keys = [self.files.key(path) for own in paths for path in own]
-            if going := removals.since(connection, keys, last_removal):
+            if going := removals.since(connection, keys, before):
                 raise ObjectStoreError(f"{len(going)} of its objects are being deleted")
             chunks.put(connection, [chunk for _, chunk in found])
             return {chunk.header.id for _, chunk in found}

@@ -31,7 +31,7 @@ class Eviction:
     """Takes chunks and states of one store away, rows first, then files.
 
     Attributes:
-        evicted: how many went, so far.
+        evicted: how many went because of limits or of time, so far.
     """
 
     def __init__(self, database: Database, contents: Contents, stored_states: StoredStates) -> None:
@@ -67,11 +67,11 @@ class Eviction:
             unlink(self._database, self._contents.root, gone)
             if not dropped:
                 return
+            self.evicted += len(dropped)
             yield dropped
 
     def drop(self, connection: Connection, records: Sequence[Record]) -> list[GoneFile]:
         """Take back promises; the files that are to be unlinked after the commit."""
-        self.evicted += len(records)
         gone = self._contents.drop(connection, [r for r in records if isinstance(r, ChunkRecord)])
         return gone + self._states.drop(
             connection, [r for r in records if isinstance(r, StateRecord)]

@@ -56,6 +56,7 @@ class Limited:
                 room = _Room(connection, newcomers, kept)
                 gone = self._eviction.drop(connection, room.victims)
                 results = [put(connection)] if room.enough else []
+            self._eviction.evicted += len(room.victims)
             if gone:
                 unlink(self._database, self._contents.root, gone)
             if results:

@@ -104,7 +104,7 @@ class _Chunk:
         paths = chunk_paths(self._contents.root, self._record, self._record.ranks)
         for path in paths:
             self._rewrite(path)
-        found = self._contents.found([self._record])
+        found = self._contents.find([self._record])
         with self._database.writing() as connection:
             # It may have been evicted meanwhile: then it is not to be promised again.
             there = chunks.find(connection, [self._record.id])
