@@ -29,7 +29,7 @@ from semkv_rag.corpus.room import Room
 from semkv_rag.corpus.split import tokenize
 from semkv_rag.errors import CorpusError, OptionError, StoreLimitError
 from semkv_rag.reuse.tokens import TokenArray, token_array
-from semkv_rag.store import ChunkKey, chunk_id
+from semkv_rag.store import ChunkKey, ChunkRecord, chunk_id
 from semkv_rag.unicode_text import is_unicode
 
 # What a kill can lose is what came in since the last commit: keep both small.
@@ -136,7 +136,7 @@ class PrecomputeRun:
         # Chunks may have been evicted since.
         if source is None or source.digest != document.digest:
             return False
-        there = self._store.get(self._model, self._namespace, source.chunk_ids)
+        there = self._stored(source.chunk_ids)
         if there.keys() != set(source.chunk_ids):
             return False
         self._room.keep(there.values())
@@ -174,7 +174,7 @@ class PrecomputeRun:
             items = self._items_of(self._pending.popleft(), tokenizer, contexts)
             by_id = {item.id: item for item in items if item.id not in seen}
             seen |= by_id.keys()
-            missing = by_id.keys() - self._indexed(list(by_id))
+            missing = by_id.keys() - self._stored(by_id).keys()
             chunks += len(missing)
             tokens += sum(len(by_id[id_].tokens) for id_ in missing)
         return ToCompute(documents, chunks, tokens, tokens * self._engine.kv_bytes_per_token)
@@ -228,8 +228,8 @@ class PrecomputeRun:
     def _enter(self, document: Document, items: Sequence[CaptureItem]) -> list[CaptureItem]:
         """Set a document on its way; returns its chunks that nobody has or is computing."""
         by_id = {item.id: item for item in items}
-        self._adopt(by_id.keys() - self._indexed(list(by_id)))
-        there = self._store.get(self._model, self._namespace, by_id)
+        self._adopt(by_id.keys() - self._stored(by_id).keys())
+        there = self._stored(by_id)
         self._room.keep(there.values())
         present = set(there)
         work = _Work(document, list(by_id), missing=set(by_id) - present)
@@ -259,8 +259,8 @@ class PrecomputeRun:
             rate = max(rate, -(-self.result.bytes // self.result.tokens))
         return self._room.fault(tokens * rate, self._entered_tokens * rate)
 
-    def _indexed(self, ids: Sequence[str]) -> set[str]:
-        return set(self._store.get(self._model, self._namespace, ids))
+    def _stored(self, ids: Iterable[str]) -> dict[str, ChunkRecord]:
+        return self._store.get(self._model, self._namespace, ids, patient=True)
 
     def _adopt(self, ids: Iterable[str]) -> None:
         """Take in those of `ids` that a killed run wrote and did not come to index."""
@@ -314,10 +314,10 @@ class PrecomputeRun:
         while self._complete:
             work = self._complete.popleft()
             name, digest, whole = work.document.name, work.document.digest, set(work.ids)
-            if there := self._indexed(work.ids) == whole:
+            if there := self._stored(work.ids).keys() == whole:
                 self._store.put_source(self._model, self._namespace, name, digest, work.ids)
                 # What is listed stays. Another process may have given a chunk up just before.
-                there = self._indexed(work.ids) == whole
+                there = self._stored(work.ids).keys() == whole
             if there:
                 self.result.changed += 1
             elif refused is None and name not in self._retried:

@@ -146,7 +146,7 @@ class _Run:
 
     def _has_kv(self, prompt: WarmPrompt, id_: str) -> bool:
         """Whether the KV is stored, or was written by a run that was killed before it said so."""
-        if self._store.get(self._model, prompt.namespace, [id_]):
+        if self._store.get(self._model, prompt.namespace, [id_], patient=True):
             return True
         if not self._store.path(self._model, prompt.namespace, id_).exists():
             return False

@@ -101,9 +101,7 @@ class KVStore(Closing):
                 # What is stored is all tenants' prompts: not for other users of the machine to read.
                 make_folder(self.root, mode=0o700)
         except OSError as error:
-            raise StoreError(
-                f"the store cannot be made at {self.root}: {error.strerror}"
-            ) from error
+            raise StoreError(f"the store {self.root} cannot be made: {error.strerror}") from error
         fixed = self.place.objects is None and not os.access(self.root, os.W_OK)
         self.read_only = read_only or fixed
         self._database = Database(index_url or own_index, read_only=self.read_only)
@@ -175,9 +173,15 @@ class KVStore(Closing):
         """
         return self._contents.add(records, kept=kept)
 
-    def get(self, model: str, namespace: str, ids: Iterable[str]) -> dict[str, ChunkRecord]:
-        """The records of those of `ids` that are stored."""
-        with self._database.reading() as connection:
+    def get(
+        self, model: str, namespace: str, ids: Iterable[str], *, patient: bool = False
+    ) -> dict[str, ChunkRecord]:
+        """The records of those of `ids` that are stored.
+
+        With `patient` it waits for the index as long as a write does: where no request waits for it.
+        """
+        asked = self._database.scanning() if patient else self._database.reading()
+        with asked as connection:
             found = chunks.records(connection, ids, model, namespace)
         return {record.id: record for record in found}
 
@@ -232,7 +236,7 @@ class KVStore(Closing):
     def evict(
         self, max_bytes: int, namespace: str | None = None, kind: str | None = None
     ) -> list[str]:
-        """Remove the chunks and states that were unused for longest until `max_bytes` are left.
+        """Remove what was unused for longest until `max_bytes` are left; the ids, as they went.
 
         What is pinned stays, also when that is more.
 
@@ -241,9 +245,6 @@ class KVStore(Closing):
             namespace: evict only what is in it, and count only its bytes.
             kind: likewise, such as `prompt`, so that captured prompts never push out documents;
                 `state` for images' features.
-
-        Returns:
-            The ids of what was evicted, in the order in which it went.
         """
         return [record.id for record in self._eviction.evict(max_bytes, namespace, kind)]
 
@@ -273,13 +274,13 @@ class KVStore(Closing):
 
     def source(self, model: str, namespace: str, name: str) -> SourceInfo | None:
         """A document's digest and chunks, or None when it was never put."""
-        with self._database.reading() as connection:
+        with self._database.scanning() as connection:
             found = sources.find(connection, model, namespace, name)
         return found[0] if found else None
 
     def sources(self, model: str | None = None, namespace: str | None = None) -> list[SourceInfo]:
         """The documents, by name; None is any model or namespace."""
-        with self._database.reading() as connection:
+        with self._database.scanning() as connection:
             return sources.find(connection, model, namespace)
 
     def sources_of(self, model: str, namespace: str, ids: Collection[str]) -> dict[str, str]:
@@ -312,8 +313,7 @@ class KVStore(Closing):
     def verify(
         self, *, repair: bool = False, progress: Callable[[int, int], None] | None = None
     ) -> VerifyReport:
-        """Read every promised file and compare it with its checksums and the index; others may use the
-        store meanwhile.
+        """Read every promised file and compare it with its checksums and the index, beside others' use.
 
         Temporary files of writers that were killed are removed once they are old.
 

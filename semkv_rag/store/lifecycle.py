@@ -59,12 +59,12 @@ class Lifecycle:
 
     def limits(self) -> list[Limit]:
         """The limits that are set, the whole store's first."""
-        with self._database.reading() as connection:
+        with self._database.scanning() as connection:
             return limits.every(connection)
 
     def limit(self, namespace: str | None = None) -> Limit:
         """A namespace's own limit, or the whole store's."""
-        with self._database.reading() as connection:
+        with self._database.scanning() as connection:
             found = limits.over(connection, [] if namespace is None else [namespace])
         return next((one for one in found if one.namespace == namespace), Limit(namespace))
 
@@ -91,7 +91,7 @@ class Lifecycle:
 
     def room(self, namespace: str) -> int | None:
         """Bytes that a namespace may have beside what is pinned; None where there is no limit."""
-        with self._database.reading() as connection:
+        with self._database.scanning() as connection:
             rooms = [
                 limit.max_bytes - pins.pinned_bytes(connection, limit.namespace)
                 for limit in limits.over(connection, [namespace])
@@ -103,7 +103,7 @@ class Lifecycle:
 
     def pins(self) -> list[Pin]:
         """The pins that are set, in the order of their making."""
-        with self._database.reading() as connection:
+        with self._database.scanning() as connection:
             return pins.every(connection)
 
     def pin(self, pin: Pin) -> None:
@@ -126,7 +126,7 @@ class Lifecycle:
 
     def pinned(self, ids: Iterable[str]) -> set[str]:
         """Those of some chunks that are stored and pinned, by whatever pin."""
-        with self._database.reading() as connection:
+        with self._database.scanning() as connection:
             return pins.pinned_chunks(connection, ids)
 
     def named(self, which: Iterable[Pin]) -> Taken:

@@ -119,6 +119,27 @@ def test_a_server_that_freezes_in_a_transaction(url: str, server: PostgresServer
     index.close()
 
 
+def test_who_is_patient_waits_until_the_server_goes_on(
+    tmp_path: Path, url: str, server: PostgresServer
+) -> None:
+    """A precompute run, and whoever lists, limits or writes: no request waits for them."""
+    with KVStore(tmp_path / "store", index_url=url) as store, ThreadPoolExecutor() as others:
+        id_ = made.put(store, 1)
+        with server.frozen():
+            with fails(BUDGET_S, "silent|connection timeout"):
+                read(store)  # a request's, after which the server is left alone
+            asking = [
+                others.submit(store.get, made.MODEL, "default", [id_], patient=True),
+                others.submit(store.sources),
+                others.submit(store.lifecycle.room, "default"),
+                others.submit(store.add_model, "m", {}),
+            ]
+            time.sleep(READ_S + 1)
+            assert not any(one.done() for one in asking)
+        found, sources, room, _ = (one.result(10) for one in asking)
+        assert (list(found), sources, room) == ([id_], [], None)
+
+
 def test_a_frozen_server_fails_a_write(store: KVStore, server: PostgresServer) -> None:
     with server.frozen(), fails(BUDGET_S, "cannot be written: the database server was silent"):
         store.add_model("m", {})

@@ -112,7 +112,7 @@ class Database:
 
     @contextmanager
     def scanning(self) -> Iterator[Connection]:
-        """`reading` with a write's patience: for people who ask about all that is stored."""
+        """`reading` with a write's patience: for people, and for runs that no request waits for."""
         with self._errors("read"), self._scanner.connect() as connection:
             yield connection
 
@@ -128,7 +128,8 @@ class Database:
         self.require_writing()
         writer = self._writer if durable else self._lazy_writer
         with self._errors("written"):
-            self._rest.check()
+            if not durable:  # a request waits for it
+                self._rest.check()
             with writer.begin() as connection:
                 connection.execute(select(schema.feed.c.last).with_for_update())
                 yield connection

@@ -54,7 +54,7 @@ class Contents:
         """All records in the order of their ids; each list is of one moment."""
         after = ""
         while True:
-            with self._database.reading() as connection:
+            with self._database.scanning() as connection:
                 page = chunks.page(connection, after, model, namespace)
             if not page:
                 return

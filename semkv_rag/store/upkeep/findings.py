@@ -97,7 +97,7 @@ class Verification:
             for path in together:
                 by_id.setdefault(id_in_name(path), []).append(path)
             for ids in chunks.pieces(by_id, BATCH):
-                with self._database.reading() as connection:
+                with self._database.scanning() as connection:
                     kept = promised(connection, self._root, [id_ for id_ in ids if id_])
                 if unknown := [path for id_ in ids for path in by_id[id_] if path not in kept]:
                     yield unknown
@@ -106,7 +106,7 @@ class Verification:
         """What `operation` sees is not changed by others meanwhile, when we may lock them out."""
         if not self._database.read_only:
             return self._database.freeing(operation)
-        with self._database.reading() as connection:
+        with self._database.scanning() as connection:
             return operation(connection)
 
     def _checked(self, path: Path, read: Callable[[Path], Header]) -> Header | None:

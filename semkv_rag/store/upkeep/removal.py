@@ -103,7 +103,7 @@ class Removal:
             owners: models and namespaces of which something was removed.
         """
         for model, namespace in owners:
-            with self._database.reading() as connection:
+            with self._database.scanning() as connection:
                 left = namespace in feed.namespaces(connection, model)
             if not left:
                 remove_if_possible(window_path(self._contents.root, model, namespace))

@@ -164,7 +164,7 @@ class _Run(StateChecks):
         owners = {(record.model, record.namespace) for record in batch}
         ids = [record.id for record in batch]
         stored: dict[str, StoredTokens] = {}
-        with self._database.reading() as connection:
+        with self._database.scanning() as connection:
             for model, namespace in owners:
                 stored |= chunks.tokens(connection, ids, model, namespace)
         return stored

@@ -139,7 +139,7 @@ class _Run(Verification):
         self.bytes += record.bytes
 
     def _tokens(self, record: ChunkRecord) -> StoredTokens | None:
-        with self._database.reading() as connection:
+        with self._database.scanning() as connection:
             found = chunks.tokens(connection, [record.id], record.model, record.namespace)
         return found.get(record.id)
 
@@ -177,7 +177,7 @@ class _Run(Verification):
     def _check_unknown(self, folder: str, infos: Sequence[ObjectInfo]) -> None:
         by_path = {self._root / info.key: info for info in infos}
         ids = {id_ for path in by_path if (id_ := id_in_name(path))}
-        with self._database.reading() as connection:
+        with self._database.scanning() as connection:
             kept = promised(connection, self._root, ids)
         gone = []
         for path, info in by_path.items():
