@@ -99,6 +99,7 @@ def main() -> None:
         "fault": None,
         "plain_reason": None,
         "seconds": {"pick": 0.2, "recompute": 1.4},
+        "stalls_s": [0.02] * 5,
     }
     now = time.time()
     times = dict.fromkeys(("match", "load", "pick", "recompute"), (now, now + 1))

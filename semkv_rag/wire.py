@@ -31,8 +31,7 @@ Times: TypeAlias = dict[str, tuple[float, float]]
 `pick` and `recompute`."""
 
 COUNTED_KEY = "counted"
-"""Beside the report, on its way to the engine's own process: `loaded_tokens` and `fault`, as they are
-counted in the metrics."""
+"""Beside the report, on its way to the engine's own process: what `ReuseStats.count` takes."""
 
 NEAR_IMAGES_KEY = "near_images"
 """In our params: images, by key, that are taken for a stored one, whose key it gives."""

@@ -179,7 +179,7 @@ class SemKVConnector(KVConnectorBase_V1):
         self.planner.pace.step_ended()
         results = connector_output.kv_connector_worker_meta
         if isinstance(results, WorkerResults):
-            self.planner.results(results.blends)
+            self.planner.results(results)
             for blend in results.blends.values():
                 if blend.stats is None:
                     self._precedence.took_back(blend.request_id)
@@ -192,11 +192,8 @@ class SemKVConnector(KVConnectorBase_V1):
         return False, self.planner.finished(request)
 
     def get_kv_connector_stats(self) -> ReuseStats | None:
-        """Of both sides: requests are counted where their reports are, stalls where they happen."""
-        if self._planner is not None:
-            return self._planner.stats.take()
-        assert self.executor is not None
-        return self.executor.take_stats()
+        """Of the scheduler's side, where requests end."""
+        return None if self._planner is None else self._planner.stats.take()
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ReuseStats | None:
@@ -254,5 +251,4 @@ class SemKVConnector(KVConnectorBase_V1):
 
     def build_connector_worker_meta(self) -> WorkerResults | None:
         assert self.executor is not None
-        results = self.executor.take_results()
-        return WorkerResults(results) if results else None
+        return self.executor.take_results()

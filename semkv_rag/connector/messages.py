@@ -22,6 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+from semkv_rag.connector.metrics import Fault
 from semkv_rag.reuse import ReusePlan
 
 CaptureRole: TypeAlias = Literal["stored", "reference", "compared"]
@@ -208,21 +209,27 @@ class BlendResult:
         stats: what the blend did; None when it failed and vLLM computes the tokens.
         error: in words, why it failed.
         bad_chunks: the chunks whose files were the reason.
-        no_numbers: whether the model gave no numbers with the stored KV.
+        fault: what went wrong; None where nothing did.
     """
 
     request_id: str
     stats: BlendStats | None
     error: str | None = None
     bad_chunks: tuple[str, ...] = ()
-    no_numbers: bool = False
+    fault: Fault | None = None
 
 
 @dataclass
 class WorkerResults(KVConnectorWorkerMetadata):
-    """The blends that ended in one step, on one rank."""
+    """The blends that ended in one step, on one rank.
+
+    Attributes:
+        stall_s: what blends added to the step, seconds, if others were served in it; one rank's, as all
+            wait for each other.
+    """
 
     blends: dict[str, BlendResult]
+    stall_s: float | None = None
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerResults:
         """One rank's failure is everybody's: all ranks prefill when one cannot load."""
@@ -231,7 +238,8 @@ class WorkerResults(KVConnectorWorkerMetadata):
         for request_id, result in other.blends.items():
             if request_id not in merged or result.error is not None:
                 merged[request_id] = result
-        return WorkerResults(merged)
+        stall_s = other.stall_s if self.stall_s is None else self.stall_s
+        return WorkerResults(merged, stall_s)
 
 
 @dataclass

@@ -1,14 +1,14 @@
 """What an operator sees of reuse at the server's `/metrics`.
 
-The scheduler's side counts each request when it ends (`ReuseStats`), the first worker how long blends
-held up its steps. vLLM carries the counts to the user's process with its own (`get_kv_connector_stats`),
-and has `ReuseMetrics` enter them there. Labels are vLLM's `model_name` and `engine`, and one of ours;
-none comes from a request.
+The scheduler's side counts each request when it ends (`ReuseStats`), and with it how long blends held up
+steps since the last one. vLLM carries the counts to the user's process with its own
+(`get_kv_connector_stats`), and has `ReuseMetrics` enter them there. Labels are vLLM's `model_name` and
+`engine`, and one of ours; none comes from a request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
@@ -103,6 +103,7 @@ class ReuseStats(KVConnectorStats):
         fault: Fault | None,
         plain_reason: PlainReason | None,
         seconds: Mapping[str, float],
+        stalls_s: Iterable[float],
     ) -> None:
         """Count a request that ended.
 
@@ -111,6 +112,7 @@ class ReuseStats(KVConnectorStats):
             fault: what went wrong, if anything did.
             plain_reason: why it was answered without stored KV; None where it was not.
             seconds: what `pick` and `recompute` took, where there was a blend.
+            stalls_s: of the steps since the last request that was counted, whoever's blends they were.
         """
         self._add(REQUESTS, _outcome(report), 1)
         if plain_reason is not None:
@@ -131,11 +133,13 @@ class ReuseStats(KVConnectorStats):
         self._add(BYTES, "file", report.file_bytes)
         for name in ("match", "load", "blend"):
             if took_ms := getattr(report, f"{name}_ms"):
-                self.took(name, took_ms / 1000)
+                self._took(name, took_ms / 1000)
         for name, took_s in seconds.items():
-            self.took(name, took_s)
+            self._took(name, took_s)
+        for took_s in stalls_s:
+            self._took("stall", took_s)
 
-    def took(self, name: str, took_s: float) -> None:
+    def _took(self, name: str, took_s: float) -> None:
         """Note a time, by its name in `SECONDS`."""
         self.data["seconds"].setdefault(name, []).append(took_s)
 

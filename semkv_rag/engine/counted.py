@@ -25,7 +25,7 @@ class Counted:
         Returns:
             By metric: counts by label, such as `{"semkv_requests_total": {"hit": 3}}`, or a number where
             it has no label; of times `count` and `sum`, seconds. A metric that counted nothing is left
-            out, and so is `semkv_stall_seconds`.
+            out.
 
         Raises:
             StoreError: the store's index does not answer.

@@ -40,8 +40,8 @@ def obstacle(tracked: TrackedRequest, image_obstacle: str | None) -> str | None:
     Args:
         image_obstacle: in words, why KV is not reused in prompts with images, or None.
     """
-    request, capture = tracked.request, tracked.capture
-    if capture is not None and not capture.get("in_passing"):
+    request = tracked.request
+    if tracked.captures_alone:
         return "the request captures a chunk"
     if not tracked.options.enabled:
         return "reuse was switched off for this request"

@@ -40,7 +40,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from semkv_rag.config import AUTO, ReuseOptions
-from semkv_rag.connector.messages import BlendResult, BlendTask, GateReport, StepMetadata
+from semkv_rag.connector.messages import BlendTask, GateReport, StepMetadata, WorkerResults
 from semkv_rag.connector.metrics import PlainReason, ReuseStats
 from semkv_rag.connector.scheduler.admission import note_images, obstacle, wishes_in
 from semkv_rag.connector.scheduler.block_hashes import salt_blocks
@@ -112,6 +112,7 @@ class RequestPlanner:
         self._planned: list[TrackedRequest] = []  # since the last step
         self._blends: list[BlendTask] = []
         self._under_way: dict[bytes, str] = {}  # whose blend it is, by its key
+        self._stalls_s: list[float] = []  # since a request was counted
 
     def close(self) -> None:
         """Called once, at shutdown."""
@@ -311,11 +312,12 @@ class RequestPlanner:
         assert self.kv_cache_manager is not None
         return list(self.kv_cache_manager.get_block_ids(request_id)[0])
 
-    def results(self, blends: Mapping[str, BlendResult]) -> None:
+    def results(self, results: WorkerResults) -> None:
         """Take a step's outcome into the reports; chunks with bad files are matched no more."""
-        for request_id, result in blends.items():
-            tracked = self._requests.get(request_id)
-            if tracked is None:
+        if results.stall_s is not None:
+            self._stalls_s.append(results.stall_s)
+        for request_id, result in results.blends.items():
+            if (tracked := self._requests.get(request_id)) is None:
                 continue
             if result.bad_chunks and self._catalogue is not None:
                 self._catalogue.forget(tracked.options.namespace, result.bad_chunks)
@@ -341,6 +343,8 @@ class RequestPlanner:
         if tracked.look_up is not None:
             tracked.look_up.cancel()
         self._ended(request.request_id)
-        report = tracked.final_report()
-        self.stats.count(report, **tracked.counts())
-        return tracked.answer(report)
+        report, counts = tracked.final_report(), tracked.counts(self._stalls_s)
+        if counts is not None:
+            self.stats.count(report, **counts)
+            self._stalls_s = []
+        return tracked.answer(report, counts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -62,6 +62,11 @@ class TrackedRequest:
     seen: SeenTokens | None = None
     times: Times = field(default_factory=dict)
 
+    @property
+    def captures_alone(self) -> bool:
+        """Whether it is nobody's request, and there for a capture."""
+        return self.capture is not None and not self.capture.get("in_passing")
+
     def tokens(self) -> TokenArray:
         """The prompt's tokens as they are matched and stored."""
         return tell_images_apart(token_array(self.request.prompt_token_ids), self.images)
@@ -109,7 +114,7 @@ class TrackedRequest:
         """Take the outcome of its blend into the report."""
         stats = result.stats
         if stats is None:
-            self.fault, self.plain_reason = "not_finite" if result.no_numbers else "chunk", "fault"
+            self.fault, self.plain_reason = result.fault, "fault"
             self.loaded_tokens = 0
             self.plan = self.blend = None  # it is computed, whatever becomes of it
             self.report = replace(
@@ -167,8 +172,14 @@ class TrackedRequest:
             )
         return report
 
-    def counts(self) -> dict[str, Any]:
-        """What `ReuseStats.count` wants to know beside the report."""
+    def counts(self, stalls_s: Sequence[float]) -> dict[str, Any] | None:
+        """What `ReuseStats.count` wants to know beside the report; None where it is nobody's request.
+
+        Args:
+            stalls_s: that are counted with it.
+        """
+        if self.captures_alone:
+            return None
         seconds = {
             name: ended - began
             for name, (began, ended) in self.times.items()
@@ -179,12 +190,18 @@ class TrackedRequest:
             "fault": self.fault,
             "plain_reason": self.plain_reason,
             "seconds": seconds,
+            "stalls_s": stalls_s,
         }
 
-    def answer(self, report: ReuseReport) -> dict[str, Any]:
-        """The answer's `kv_transfer_params`: the report, and whether the request was captured."""
+    def answer(self, report: ReuseReport, counts: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The answer's `kv_transfer_params`: the report, and whether the request was captured.
+
+        Args:
+            counts: as they were counted; None where they were not.
+        """
         said: dict[str, Any] = {PARAMS_KEY: report.to_mapping()}
-        said[COUNTED_KEY] = self.counts()
+        if counts is not None:
+            said[COUNTED_KEY] = counts
         if self.times:
             said[TIMES_KEY] = self.times
         if self.captured:

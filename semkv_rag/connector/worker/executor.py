@@ -31,8 +31,8 @@ from semkv_rag.connector.messages import (
     FirstForward,
     GateReport,
     StepMetadata,
+    WorkerResults,
 )
-from semkv_rag.connector.metrics import ReuseStats
 from semkv_rag.connector.threads import beside_model, pool_beside_model
 from semkv_rag.connector.worker.arena import Arena
 from semkv_rag.connector.worker.blend.blend_pass import BlendPass
@@ -92,7 +92,7 @@ class BlendExecutor:
         self._failed_blocks: set[int] = set()
         self._ended: set[str] = set()
         self._other_weights = False
-        self._stats = ReuseStats()
+        self._stall_s: float | None = None
         self._is_first = False
 
     def bind(self, runner: Any) -> None:
@@ -198,7 +198,7 @@ class BlendExecutor:
             began = time.perf_counter()
             self._queue.advance(self._step.budget_tokens, idle=self._step.idle)
             if self._queue.computed and not self._step.idle and self._is_first:
-                self._stats.took("stall", time.perf_counter() - began)
+                self._stall_s = time.perf_counter() - began
             self._take(self._queue)
 
     def end_step(self) -> None:
@@ -262,19 +262,16 @@ class BlendExecutor:
                 None,
                 "with the stored KV the model gives no numbers",
                 one.chunk_ids,
-                no_numbers=True,
+                fault="not_finite",
             )
 
     # ---- what others ask for ---------------------------------------------------------------
 
-    def take_results(self) -> dict[str, BlendResult]:
-        """The blends that ended since the last call."""
-        results, self._results = self._results, {}
-        return results
-
-    def take_stats(self) -> ReuseStats | None:
-        """How long blends held up steps since the last call, if any did; of one rank, as all wait."""
-        return None if self._stats.is_empty() else self._stats.take()
+    def take_results(self) -> WorkerResults | None:
+        """The blends that ended since the last call, and how long blends held up the step, if either."""
+        results, stall_s = self._results, self._stall_s
+        self._results, self._stall_s = {}, None
+        return WorkerResults(results, stall_s) if results or stall_s is not None else None
 
     def take_ended(self, finished_requests: set[str]) -> set[str]:
         """Requests whose blends ended since the last call, each once.

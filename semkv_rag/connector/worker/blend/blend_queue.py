@@ -178,11 +178,12 @@ class BlendQueue:
 
     def _fail(self, task: BlendTask, fault: Exception) -> None:
         if isinstance(fault, LostKV):
-            error, bad = str(fault), fault.bad_chunks
+            result = BlendResult(task.request_id, None, str(fault), fault.bad_chunks, "chunk")
         else:
             logger.error("A blend failed; its tokens are computed", exc_info=fault)
-            error, bad = f"the blend failed: {fault!r}", ()
-        self.results[task.request_id] = BlendResult(task.request_id, None, error, bad)
+            error = f"the blend failed: {fault!r}"
+            result = BlendResult(task.request_id, None, error, fault="internal")
+        self.results[task.request_id] = result
         self.failed.append(task)
         if task.request_id in self._active:
             self._drop(self._active[task.request_id])
