@@ -22,6 +22,11 @@ def blended(engine: Engine, prompt: Sequence[int], **options: Any) -> Completion
     return engine.generate(prompt, sampling=SAMPLING, reuse=ReuseOptions(**options))
 
 
+def counted(engine: Engine, metric: str, label: str) -> float:
+    """What the engine has counted so far under a metric's label."""
+    return float(engine.stats().get(metric, {}).get(label, 0))
+
+
 def largest_difference(a: Completion, b: Completion) -> float:
     """The largest difference of log-probabilities that both answers tell of the same tokens.
 

@@ -1,4 +1,5 @@
-"""Selectors of a user's own, registered as a user would: one by chance, one that needs every pass."""
+"""Selectors of a user's own, registered as a user would: one by chance, one that needs every pass, one
+that fails."""
 
 from __future__ import annotations
 
@@ -27,7 +28,15 @@ class DeviationTimesAttention(QueryAttention):
         return candidates.deviation * super().scores(candidates)
 
 
+class Failing(Selector):
+    """Has a fault."""
+
+    def scores(self, candidates: Candidates) -> Tensor:
+        raise ZeroDivisionError("in a selector of a user's own")
+
+
 def register() -> None:
     """In this process, and in the engines that it starts afterwards."""
     register_selector("by_chance", ByChance)
+    register_selector("failing", Failing)
     register_selector("deviation_x_attention", DeviationTimesAttention)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 import httpx
 import psutil
@@ -38,12 +38,14 @@ class Server:
         api_key: of the namespace `default`; `tenant_key` of the namespace `tenant`; `operator_key` for
             what concerns all.
         captures_beyond: prompts of more tokens are stored by the tiers.
+        further: a thousand tenants more, their namespaces by key.
     """
 
     api_key = "key-of-default"
     tenant_key = "key-of-tenant"
     operator_key = "key-of-the-operator"
     captures_beyond = 600
+    further: ClassVar = {f"key-of-tenant-{n}": f"tenant-{n}" for n in range(1000)}
 
     def __init__(
         self,
@@ -61,7 +63,8 @@ class Server:
             self._port = free.getsockname()[1]
         self.base_url = f"http://127.0.0.1:{self._port}/v1"
         keys = folder / "keys.json"
-        keys.write_text(json.dumps({self.api_key: "default", self.tenant_key: "tenant"}))
+        namespaces = {self.api_key: "default", self.tenant_key: "tenant", **self.further}
+        keys.write_text(json.dumps(namespaces))
         operator = folder / "operator.key"
         operator.write_text(self.operator_key + "\n")
         self._command = [

@@ -12,7 +12,7 @@ import pytest
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Completion, Engine
-from workbench.answers import SAMPLING, assert_same, blended, plain
+from workbench.answers import SAMPLING, assert_same, blended, counted, plain
 from workbench.chunks import Stored, Tokens, random_tokens, store_chunks
 from workbench.engines import Engines
 from workbench.inside import blend_steps, inside, open_chunk_files
@@ -48,6 +48,10 @@ class Few:
             begun.set()
         return parts[-1]
 
+    def stalls(self) -> float:
+        """Steps with others that blends were computed in."""
+        return counted(self.engine, "semkv_stall_seconds", "count")
+
     def blends_left(self) -> list[str]:
         def left(worker: Any) -> list[str]:
             from vllm.distributed.kv_transfer import get_kv_transfer_group
@@ -77,6 +81,7 @@ async def test_a_blend_is_cut_to_what_others_leave(few: Few, options: dict[str, 
     beside = few.engine.generate(other, sampling=LONG, reuse=ReuseOptions(enabled=False))
     few.engine.reset_prefix_cache()
     begun = asyncio.Event()
+    stalls = few.stalls()
     with blend_steps(few.engine) as steps:
         decoding = asyncio.create_task(few.decode(701, begun))
         await begun.wait()
@@ -86,6 +91,7 @@ async def test_a_blend_is_cut_to_what_others_leave(few: Few, options: dict[str, 
         await decoding
     # 250 picked tokens or more, 63 a step, while each step gives the other request its token.
     assert len([step for step in steps if step.under_way and not step.idle]) >= 4
+    assert few.stalls() >= stalls + 4
     assert answer.report.recomputed_tokens == alone.report.recomputed_tokens >= 250
     assert_same(answer, alone)
     assert (

@@ -16,7 +16,7 @@ from semkv_rag.corpus.capture import CaptureItem
 from semkv_rag.engine import Completion, Engine
 from semkv_rag.reuse import token_array
 from semkv_rag.store import ChunkFile, ChunkHeader, chunk_id, write_chunk
-from workbench.answers import assert_same, blended, plain
+from workbench.answers import assert_same, blended, counted, plain
 from workbench.chunks import Stored, random_tokens, store_chunks
 from workbench.inside import limit_file_size, open_chunk_files
 
@@ -105,6 +105,21 @@ def test_a_bad_chunk_file(engine: Engine, namespace: str, fault: str) -> None:
     prompt, answer = ask(engine, [chunks[2], chunks[0], chunks[1]], namespace)
     assert answer.report.kv_cache == "hit"
     assert set(answer.report.chunk_ids) == {chunks[0].id, chunks[2].id}
+
+
+def test_a_selector_that_fails(engine: Engine, namespace: str) -> None:
+    chunks = store_chunks(engine, [random_tokens(seed, 80) for seed in (4, 5)], namespace=namespace)
+    prompt = chunks[1].tokens + chunks[0].tokens + QUESTION
+    before = counted(engine, "semkv_faults_total", "internal")
+    answer = blended(engine, prompt, namespace=namespace, selector="failing")
+    assert answer.report.kv_cache == "miss"
+    assert answer.report.reason is not None
+    assert answer.report.reason.startswith("the blend failed: ZeroDivisionError")
+    assert counted(engine, "semkv_faults_total", "internal") == before + 1
+    assert_same(answer, plain(engine, prompt))
+    # It was not the chunks' fault.
+    answer = blended(engine, prompt, namespace=namespace)
+    assert set(answer.report.chunk_ids) == {chunk.id for chunk in chunks}
 
 
 def test_evicted_between_plan_and_load(engine: Engine, namespace: str) -> None:

@@ -7,14 +7,17 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from semkv_rag.corpus.capture import CaptureItem
 from semkv_rag.engine import Engine
+from semkv_rag.engine import engine as engine_module
+from semkv_rag.engine.startup import Started, start
 from semkv_rag.reuse import token_array
-from semkv_rag.store import chunk_id
-from workbench.answers import assert_same, blended, plain
+from semkv_rag.store import KVStore, chunk_id
+from workbench.answers import assert_same, blended, counted, plain
 from workbench.chunks import random_tokens, store_chunks
 from workbench.engines import Engines
 from workbench.inside import limit_file_size
@@ -83,3 +86,29 @@ def test_unwritable_then_without_an_index(own_engine: Engine) -> None:
     found = blended(engine, prompt)
     assert found.report.chunk_ids == (chunk.id,)
     assert_same(found, hit)
+    assert counted(engine, "semkv_faults_total", "index") == 1
+    assert counted(engine, "semkv_plain_requests_total", "fault") == 1
+
+
+def test_a_store_that_cannot_be_opened(
+    engines: Engines, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its index goes away while the engine starts: everybody is answered as by plain vLLM."""
+
+    async def start_without(*args: Any, store: KVStore, **options: Any) -> Started:
+        index = store.root / "index.sqlite"
+        aside = index.rename(index.with_suffix(".aside"))
+        index.mkdir()
+        try:
+            return await start(*args, store=store, **options)
+        finally:
+            index.rmdir()
+            aside.rename(index)
+
+    monkeypatch.setattr(engine_module, "start", start_without)
+    with engines.own(tiny_model("qwen3")) as engine:
+        answer = blended(engine, random_tokens(303, 40))
+        assert answer.report.kv_cache == "skip"
+        assert answer.report.reason is not None
+        assert answer.report.reason.startswith("the store cannot be used: ")
+        assert counted(engine, "semkv_plain_requests_total", "store") == 1

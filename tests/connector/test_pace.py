@@ -10,7 +10,7 @@ from semkv_rag.config import AUTO, ReuseOptions
 from semkv_rag.connector.scheduler import pace as pace_module
 from semkv_rag.connector.scheduler.pace import LEAST_SEEN, LEAST_TOKENS, TRIED_EVERY, Pace
 from semkv_rag.reuse import ReusePlan, Span
-from workbench.answers import assert_same, blended, plain
+from workbench.answers import assert_same, blended, counted, plain
 from workbench.chunks import random_tokens, store_chunks
 from workbench.engines import Engines
 from workbench.inside import inside
@@ -113,6 +113,7 @@ def test_an_engine_over_slow_storage(engines: Engines, reader: Any) -> None:
         assert answer.report.reason is not None
         assert answer.report.reason.startswith("plain prefill is sooner: about ")
         assert (answer.report.reused_tokens, answer.report.chunk_ids) == (0, ())
+        assert counted(engine, "semkv_plain_requests_total", "slower") == 1
         assert_same(answer, plain(engine, prompt))
         prompt = random_tokens(301, 5) + chunks[-2].tokens + [7]
         assert blended(engine, prompt, ratio=0.3).report.kv_cache == "hit"

@@ -9,7 +9,7 @@ import pytest
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Completion, Engine
-from workbench.answers import SAMPLING, assert_same, plain
+from workbench.answers import SAMPLING, assert_same, counted, plain
 from workbench.chunks import Tokens, random_tokens, store_chunks
 from workbench.engines import Engines
 from workbench.inside import inside
@@ -86,7 +86,11 @@ def ask(engine: Engine, prompt: Tokens, namespace: str, ratio: float) -> Complet
 
 
 def test_what_is_refused_is_told(small: Engine, namespace: str) -> None:
-    for kind, words in (("NaN", "NaN or infinity"), ("huge", "no numbers")):
+    for kind, words, fault in (
+        ("NaN", "NaN or infinity", "chunk"),
+        ("huge", "no numbers", "not_finite"),
+    ):
+        before = counted(small, "semkv_faults_total", fault)
         (chunk,) = store_chunks(small, [random_tokens(855, 90)], namespace=namespace + kind)
         assert small.store is not None
         path = small.store.path(small.fingerprint, namespace + kind, chunk.id)
@@ -95,6 +99,7 @@ def test_what_is_refused_is_told(small: Engine, namespace: str) -> None:
         answer = ask(small, prompt, namespace + kind, 0.1)
         assert answer.report.kv_cache == "miss"
         assert answer.report.reason is not None and words in answer.report.reason
+        assert counted(small, "semkv_faults_total", fault) == before + 1
         assert_same(answer, plain(small, prompt))
         # And it is not tried again.
         assert ask(small, prompt, namespace + kind, 0.1).report.chunk_ids == ()

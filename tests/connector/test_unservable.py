@@ -60,6 +60,11 @@ def test_it_runs_plain(
         item = CaptureItem("0" * 64, "default", "document", token_array(prompt), token_array([]))
         with pytest.raises(EngineError, match="cannot be served with reuse"):
             engine.capture([item])
+        stats = engine.stats()
+        assert stats["semkv_servable"] == 0
+        # Where the configuration is refused no connector runs, which would count.
+        counted = None if case in IN_CONFIGURATION else {"model": 1}
+        assert stats.get("semkv_plain_requests_total") == counted
     # Some obstacles show in the configuration, in this process; some in the engine's.
     output = capfd.readouterr()
     assert (caplog.text + output.out + output.err).count(NOTICE) == 1

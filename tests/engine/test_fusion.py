@@ -30,7 +30,7 @@ from semkv_rag.reuse import image_key
 from semkv_rag.store import KVStore, place_of
 from semkv_rag.store.files import state_file
 from semkv_rag.store.files.tensor_writer import write_tensors
-from workbench.answers import SAMPLING, assert_same
+from workbench.answers import SAMPLING, assert_same, counted
 from workbench.answers import plain as plain_text
 from workbench.chunks import random_tokens
 from workbench.engines import Engines
@@ -89,6 +89,11 @@ def state_of(engine: Engine, namespace: str) -> Path:
     assert engine.store is not None
     (record,) = engine.store.states.records(namespace=namespace)
     return engine.store.states.path(record.model, record.namespace, record.key)
+
+
+def asked(engine: Engine, tier: str, outcome: str) -> float:
+    """How often a tier of the prompt cache had an outcome."""
+    return counted(engine, "semkv_prompt_cache_requests_total", f"{tier} {outcome}")
 
 
 # ---- a new process ---------------------------------------------------------------------------
@@ -167,10 +172,11 @@ def test_a_seen_image_in_a_new_process(
 def test_where_kv_covers_the_image_nothing_is_asked_for(engine: Engine, namespace: str) -> None:
     show(engine, namespace, picture(1))
     engine.reset_prefix_cache()
-    before = tower_calls(engine)
+    before, skips = tower_calls(engine), asked(engine, "fusion", "skip")
     answer = ask(engine, about(SEEN, picture(1)), namespace=namespace)
     assert tower_calls(engine) == before
     assert answer.report.tiers["fusion"] == "skip"
+    assert asked(engine, "fusion", "skip") == skips + 1
     assert (answer.report.images_loaded, answer.report.images_computed) == (0, 0)
     assert answer.report.exact_tokens > 0
     assert_same(answer, plain(engine, about(SEEN, picture(1))))
@@ -238,11 +244,12 @@ def test_requests_with_the_same_image_side_by_side(engine: Engine, namespace: st
 def test_a_seen_and_a_new_image_in_one_prompt(engine: Engine, namespace: str) -> None:
     show(engine, namespace, picture(1))
     both = about("left {} and right {} they are", picture(1), picture(2))
-    before = tower_calls(engine)
+    before, misses = tower_calls(engine), asked(engine, "fusion", "miss")
     answer = ask(engine, both, namespace=namespace)
     assert tower_calls(engine) == before + 1
     assert (answer.report.images_loaded, answer.report.images_computed) == (1, 1)
     assert answer.report.tiers["fusion"] == "miss"
+    assert asked(engine, "fusion", "miss") == misses + 1
     assert_same(answer, plain(engine, both))
 
 
@@ -281,11 +288,13 @@ def test_the_models_own_features_as_vectors(engine: Engine, namespace: str) -> N
     )
     usual = engine._llm.prompt_lookup
     engine._llm.prompt_lookup = tiering = PromptLookup(cascade, engine._capturer, engine._llm)
+    misses, hits = (asked(engine, "embedding:vision", one) for one in ("miss", "hit"))
     try:
         before = tower_calls(engine)
         first = ask(engine, about(SEEN, picture(1)), namespace=namespace)
         assert tower_calls(engine) == before + 1, "for its vector; the request loads it"
         assert first.report.tiers["embedding:vision"] == "miss"
+        assert asked(engine, "embedding:vision", "miss") == misses + 1
         assert (first.report.images_loaded, first.report.images_computed) == (1, 0)
         assert_same(first, plain(engine, about(SEEN, picture(1))))
         settle(engine)
@@ -294,6 +303,7 @@ def test_the_models_own_features_as_vectors(engine: Engine, namespace: str) -> N
         second = ask(engine, named, namespace=namespace)
         assert tower_calls(engine) == before + 1, "under its name it was not seen yet"
         assert second.report.tiers["embedding:vision"] == "hit"
+        assert asked(engine, "embedding:vision", "hit") == hits + 1
         assert (second.report.images_near, second.report.similarity) == (1, 1.0)
         near = ask(engine, about(ASKED, picture(1, noise=1)), namespace=namespace)
         assert near.report.images_near == 1
@@ -390,8 +400,10 @@ def test_features_that_no_model_computes_harm_no_later_request(
     right = [plain_text(engine, prompt) for prompt in prompts]
     show(engine, namespace, picture(1))
     _forged(torch.full((4, 128), value), state_of(engine, namespace))
+    hits = asked(engine, "fusion", "hit")
     answer = ask(engine, about(ASKED, picture(1)), namespace=namespace)
     assert answer.report.tiers["fusion"] == "hit"
+    assert asked(engine, "fusion", "hit") == hits + 1
     engine.reset_prefix_cache()
     for prompt, expected in zip(prompts, right, strict=True):
         assert_same(plain_text(engine, prompt), expected)

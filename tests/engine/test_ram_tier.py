@@ -12,7 +12,7 @@ import pytest
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Completion, Engine
 from semkv_rag.errors import OptionError
-from workbench.answers import SAMPLING, assert_same, blended, plain
+from workbench.answers import SAMPLING, assert_same, blended, counted, plain
 from workbench.chunks import Stored, Tokens, random_tokens, store_chunks
 from workbench.engines import Engines
 from workbench.inside import inside, open_chunk_files
@@ -86,7 +86,10 @@ def test_answers_are_the_same(small: Engine, namespace: str, options: dict[str, 
     chunks = chunks_of(small, namespace, 1, 2, 3)
     asked = prompt(chunks, 800)
     first = afresh(small, asked, namespace, **options)
+    before = counted(small, "semkv_loaded_bytes_total", "memory")
     again = afresh(small, asked, namespace, **options)
+    loaded = counted(small, "semkv_loaded_bytes_total", "memory") - before
+    assert loaded == again.report.memory_bytes > 0
     assert first.report.memory_bytes + first.report.file_bytes == 3 * 100 * token_bytes(small)
     assert again.report.file_bytes == 0
     assert again.report.memory_bytes == first.report.memory_bytes + first.report.file_bytes

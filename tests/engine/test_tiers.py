@@ -13,7 +13,7 @@ from semkv_rag.engine import Engine
 from semkv_rag.engine.prompt_lookup import PromptLookup
 from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.prompt_cache import PromptCacheOptions
-from workbench.answers import SAMPLING, assert_same, blended, plain
+from workbench.answers import SAMPLING, assert_same, blended, counted, plain
 from workbench.chunks import random_tokens, store_chunks
 from workbench.engines import Engines
 from workbench.tiered import tiered
@@ -41,6 +41,11 @@ def problems(engine: Engine, namespace: str) -> list[str]:
     return [p.text for p in store.verify().problems if p.path.startswith(f"{own}/")]
 
 
+def semantic(engine: Engine, outcome: str) -> float:
+    """How often the semantic tier had an outcome."""
+    return counted(engine, "semkv_prompt_cache_requests_total", f"semantic_text {outcome}")
+
+
 def until(what: Callable[[], bool]) -> None:
     end = time.monotonic() + 60
     while not what():
@@ -50,6 +55,7 @@ def until(what: Callable[[], bool]) -> None:
 
 def test_an_identical_prompt(engine: Engine, tiering: PromptLookup, namespace: str) -> None:
     prompt = random_tokens(9001, 150)
+    misses, skips = semantic(engine, "miss"), semantic(engine, "skip")
     first = blended(engine, prompt, namespace=namespace)
     assert first.report.tiers == {"exact_text": "miss", "semantic_text": "miss"}
     assert (first.report.kv_cache, first.report.served_by) == ("miss", None)
@@ -58,6 +64,7 @@ def test_an_identical_prompt(engine: Engine, tiering: PromptLookup, namespace: s
     engine.reset_prefix_cache()
     again = blended(engine, prompt, namespace=namespace)
     assert again.report.tiers == {"exact_text": "hit", "semantic_text": "skip"}
+    assert (semantic(engine, "miss"), semantic(engine, "skip")) == (misses + 1, skips + 1)
     assert (again.report.served_by, again.report.similarity) == ("exact_text", 1.0)
     assert again.report.chunk_ids == (again.report.donor,)
     assert again.report.exact_tokens == 149
@@ -106,8 +113,10 @@ def test_a_similar_prompt_reuses_what_is_the_same(
     blended(engine, one, namespace=namespace)
     tiering.settle()
     engine.reset_prefix_cache()
+    hits = semantic(engine, "hit")
     answer = blended(engine, other, namespace=namespace)
     assert answer.report.served_by == "semantic_text"
+    assert semantic(engine, "hit") == hits + 1
     assert answer.report.exact_tokens >= 200
     assert_same(answer, plain(engine, other))
     tiering.settle()

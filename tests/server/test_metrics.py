@@ -2,36 +2,54 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from semkv_rag.engine import Engine
-from semkv_rag.store import KVStore
+from semkv_rag.store import KVStore, Limit
 from tests.server.test_serve import QUESTION, client_of, put, report_of
 from workbench.chunks import Tokens, random_tokens
 from workbench.server import Server
 
 
-def metrics(server: Server) -> dict[tuple[str, ...], float]:
-    """Each sample of ours by its name and its own label."""
+def samples(server: Server) -> list[Sample]:
+    """All that `/metrics` says."""
     answer = httpx.get(
         server.base_url.removesuffix("/v1") + "/metrics",
         headers={"Authorization": f"Bearer {server.operator_key}"},
     )
     assert answer.status_code == 200
+    families = text_string_to_metric_families(answer.text)
+    return [one for family in families for one in family.samples]
+
+
+OF_VLLM = (
+    "vllm:external_prefix_cache_",
+    "vllm:prefix_cache_",
+    "vllm:prompt_tokens_by_source",
+    "vllm:time_to_first_token_seconds",
+)
+
+
+def metrics(server: Server) -> dict[tuple[str, ...], float]:
+    """Each sample of ours, and of vLLM's that show reuse, by its name and its own label."""
     return {
         (
             one.name,
             *(v for k, v in sorted(one.labels.items()) if k not in ("engine", "model_name", "le")),
         ): (one.value)
-        for family in text_string_to_metric_families(answer.text)
-        for one in family.samples
-        if one.name.startswith("semkv_") and not one.name.endswith(("_bucket", "_created"))
+        for one in samples(server)
+        if one.name.startswith(("semkv_", *OF_VLLM))
+        and not one.name.endswith(("_bucket", "_created"))
     }
 
 
@@ -81,6 +99,10 @@ def test_a_blend_is_counted(engine: Engine, server: Server) -> None:
     assert ("semkv_pick_seconds_count",) not in changes, "it picks without a look at the KV"
     assert ("semkv_plain_requests_total", "no_chunk") not in changes
     assert not any(name[0] == "semkv_faults_total" for name in changes)
+    assert changes["vllm:external_prefix_cache_queries_total",] == len(prompt)
+    assert changes["vllm:external_prefix_cache_hits_total",] == 180
+    assert changes["vllm:prompt_tokens_by_source_total", "external_kv_transfer"] == 180
+    assert changes["vllm:time_to_first_token_seconds_count",] == 1
 
 
 def test_the_parts_of_a_blend_that_asks(engine: Engine, server: Server) -> None:
@@ -99,6 +121,7 @@ def test_the_prefix_cache_s_tokens_are_cached(server: Server) -> None:
     assert changes["semkv_requests_total", "miss"] == 1
     assert changes["semkv_plain_requests_total", "no_chunk"] == 1
     assert changes["semkv_prompt_tokens_total", "cached"] == 64
+    assert changes["vllm:prefix_cache_hits_total",] == 64
     assert changes["semkv_prompt_tokens_total", "computed"] == 32
 
 
@@ -189,6 +212,58 @@ def test_the_prompt_cache_and_captures(server: Server) -> None:
     assert second["semkv_prompt_cache_requests_total", "hit", "exact_text"] == 1
 
 
+def precompute(server: Server, key: str, name: str, text: str) -> dict[str, Any]:
+    """Have the server store a text; what it says of the run."""
+    url = server.base_url.removesuffix("/v1") + "/semkv/v1/precompute"
+    body = {"documents": [{"name": name, "chunks": [text]}], "context": ["prefix"]}
+    answer = httpx.post(url, json=body, headers={"Authorization": f"Bearer {key}"}, timeout=120)
+    assert answer.status_code == 200
+    lines = [line for line in answer.text.splitlines() if line.startswith("data: ")]
+    result: dict[str, Any] = json.loads(lines[-1].removeprefix("data: "))["result"]
+    return result
+
+
+def test_what_makes_room_was_evicted_and_a_capture_is_no_request(server: Server) -> None:
+    key, namespace = next(iter(server.further.items()))
+    text = "The harbour of Ver lok has a crane and a lamp ."
+
+    def store_two() -> None:
+        first = precompute(server, key, "first", text)
+        with KVStore(server.store) as store:
+            store.lifecycle.set_limit(Limit(namespace, max_bytes=first["bytes"] * 3 // 2))
+        assert precompute(server, key, "second", f"{text} {text[:9]}")["chunks_captured"] == 1
+        asking(server, random_tokens(328, 30))()
+
+    changes = moved(server, store_two)
+    assert changes["semkv_evicted_total",] == 1
+    assert changes["semkv_captures_total", "kept"] >= 2
+    assert changes["semkv_requests_total", "miss"] == 1
+    assert ("semkv_requests_total", "skip") not in changes
+    assert changes["semkv_prompt_tokens_total", "computed"] == 30
+
+
+def test_a_capture_that_cannot_be_written(engine: Engine, server: Server) -> None:
+    key, namespace = list(server.further.items())[1]
+    with KVStore(server.store) as store:
+        folder = store.path(engine.fingerprint, namespace, "00" * 32).parents[1]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.write_text("a file stands where the namespace's folder would be")
+    before = metrics(server)
+    result = precompute(server, key, "a", "The harbour of Ver lok has a crane and a lamp .")
+    folder.unlink()
+    assert "could not be written" in result["failures"][0]["reason"]
+    failed = ("semkv_captures_total", "failed")
+    assert metrics(server)[failed] == before.get(failed, 0) + 1
+
+
+def test_a_capture_that_is_given_up(engine: Engine, server: Server) -> None:
+    """Behind a blend the prompt's KV is not its own."""
+    (stored,) = put(engine, server, [random_tokens(329, 90)], "default")
+    prompt = random_tokens(330, 5) + stored.tokens + random_tokens(331, server.captures_beyond)
+    changes = moved(server, asking(server, prompt))
+    assert changes["semkv_captures_total", "dropped"] == 1
+
+
 def test_a_damaged_file_is_a_fault(engine: Engine, server: Server) -> None:
     (stored,) = put(engine, server, [random_tokens(317, 90)], "default")
     with KVStore(server.store, read_only=True) as store:
@@ -205,7 +280,7 @@ def test_a_damaged_file_is_a_fault(engine: Engine, server: Server) -> None:
 
 
 def test_no_label_comes_from_a_request(server: Server) -> None:
-    names = {name for name in metrics(server) if len(name) > 1}
+    names = {name for name in metrics(server) if name[0].startswith("semkv_") and len(name) > 1}
     assert {label for _, *labels in names for label in labels} <= {
         *("hit", "partial", "miss", "skip"),
         *("cached", "loaded", "recomputed", "computed"),
@@ -215,3 +290,33 @@ def test_no_label_comes_from_a_request(server: Server) -> None:
         *("kept", "failed", "dropped"),
         *("exact_text", "semantic_text", "embedding:prompt", "embedding:vision", "fusion"),
     }
+
+
+@pytest.mark.parametrize("tenants", [20, pytest.param(1000, marks=pytest.mark.soak)])
+def test_tenants_have_no_series_of_their_own(server: Server, tenants: int) -> None:
+    keys = dict(list(server.further.items())[:tenants])
+    assert len(keys) == tenants
+
+    async def ask_all() -> None:
+        limits = httpx.Limits(max_connections=32)
+        async with httpx.AsyncClient(limits=limits, timeout=120) as client:
+            answers = await asyncio.gather(*(ask(client, key) for key in keys))
+        assert {answer.status_code for answer in answers} == {200}
+
+    async def ask(client: httpx.AsyncClient, key: str) -> httpx.Response:
+        body = {"model": server.model, "prompt": [9, 10, 11], "max_tokens": 1}
+        headers = {"Authorization": f"Bearer {key}"}
+        return await client.post(f"{server.base_url}/completions", json=body, headers=headers)
+
+    moved(server, asking(server, [9, 10, 11]))
+    before, misses = samples(server), ("semkv_requests_total", "miss")
+    expected = metrics(server)[misses] + tenants
+    asyncio.run(ask_all())
+    until = time.monotonic() + 20
+    while metrics(server)[misses] < expected:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    shown = samples(server)
+    assert len(shown) < min(2000, len(before) + tenants)
+    named = {value for one in shown for value in one.labels.values()}
+    assert not named & {*keys, *keys.values()}
