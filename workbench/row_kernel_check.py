@@ -22,19 +22,34 @@ ASKED = (70, 33)
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3}
 
 
-def dense(query: Tensor, keys: Tensor, values: Tensor, positions: Tensor, softcap: float) -> Tensor:
+def dense(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    *,
+    softcap: float,
+    window: int | None,
+    sinks: Tensor | None,
+) -> Tensor:
     """Attention in float64, [rows, heads, value_dim].
 
     Args:
         keys, values: of a request's tokens in order, [tokens, kv_heads, …].
+        softcap, window, sinks: as for `attend`.
     """
     group = query.shape[1] // keys.shape[1]
     keys, values = (x.repeat_interleave(group, 1).double() for x in (keys, values))
     scores = torch.einsum("rhd,thd->hrt", query.double(), keys) / query.shape[2] ** 0.5
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    hidden = torch.arange(len(keys), device=query.device) > positions[:, None]
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    distance = positions[:, None] - torch.arange(len(keys), device=query.device)
+    hidden = (distance < 0) | (distance >= (len(keys) if window is None else window))
+    scores.masked_fill_(hidden, -torch.inf)
+    if sinks is not None:
+        sunk = sinks.double()[:, None, None].expand(-1, scores.shape[1], 1)
+        scores = torch.cat((scores, sunk), -1)
+    weights = scores.softmax(-1)[..., : len(keys)]
     return torch.einsum("hrt,thd->rhd", weights, values)
 
 
@@ -46,7 +61,9 @@ def main() -> None:
         options[name] for name in ("heads", "kv_heads", "dim", "value_dim", "block_size")
     )
     turned, softcap = options.get("turned", 0), float(options.get("softcap", 0))
+    window = options.get("window")
     torch.manual_seed(0)
+    sinks = 2 + torch.randn(heads, device=device) if options.get("sinks") else None
     # [blocks, kv_heads, …]: K transposed and V behind it, or both side by side for each token.
     cache = torch.randn(BLOCKS, kv_heads, size * (dim + value_dim), dtype=dtype, device=device)
     block, head = cache.stride()[:2]
@@ -90,13 +107,17 @@ def main() -> None:
         block_size=size,
         scale=dim**-0.5,
         softcap=softcap,
+        window=window,
+        sinks=sinks,
     )
     begin, worst = 0, 0.0
     for table, of_request, length in zip(tables, positions, lengths, strict=True):
         keys = all_keys[table].reshape(-1, kv_heads, dim)[:length]
         values = all_values[table].reshape(-1, kv_heads, value_dim)[:length]
         rows = slice(begin, begin + len(of_request))
-        expected = dense(query[rows], keys, values, of_request, softcap)
+        expected = dense(
+            query[rows], keys, values, of_request, softcap=softcap, window=window, sinks=sinks
+        )
         worst = max(worst, float((out[rows].double() - expected).abs().max()))
         begin = rows.stop
     print(f"largest error {worst:.2g}")

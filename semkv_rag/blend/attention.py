@@ -18,6 +18,7 @@ def squared_attention(
     *,
     scale: float,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
     open_keys: int = 0,
 ) -> Tensor:
     """What each key gets in one layer, the mean over queries and heads, [keys], float32.
@@ -29,6 +30,7 @@ def squared_attention(
         visible: [question, keys], bool: what each question token may attend to; at least one key.
         scale: of the logits.
         softcap: logits are bounded to it by tanh; 0 for none.
+        sinks: logits that take their part of the softmax and belong to no key, [heads].
         open_keys: so many keys, the first ones, are visible to all: they need no mask, which takes as
             long as the softmax.
     """
@@ -44,7 +46,10 @@ def squared_attention(
         if softcap:
             logits = torch.tanh(logits / softcap) * softcap
         logits.view(question, -1, len(keys))[..., open_keys:].masked_fill_(hidden, -torch.inf)
-        pooled += logits.softmax(-1).square_().sum(0)
+        if sinks is not None:
+            own = sinks.float().view(kv_heads, -1)[head].repeat(question)
+            logits = torch.cat((logits, own[:, None]), dim=1)
+        pooled += logits.softmax(-1)[:, : len(keys)].square_().sum(0)
     return pooled / (question * heads)
 
 

@@ -18,9 +18,11 @@ from semkv_rag.connector.images.connector import ImageFeatureConnector
 from semkv_rag.connector.messages import GateReport
 from semkv_rag.connector.worker.executor import BlendExecutor
 from semkv_rag.connector.worker.model.rewind import rewind
+from semkv_rag.connector.worker.model.whole_windows import whole_windows
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheSpec
     from vllm.v1.worker.gpu_worker import Worker as PlatformWorker
 elif current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
@@ -32,6 +34,11 @@ else:
 
 class SemKVWorker(PlatformWorker):
     """vLLM's worker for this platform, with the connector bound to its model runner."""
+
+    def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
+        """Called once, before the KV cache is allocated; `whole_windows` says what is changed."""
+        specs: dict[str, KVCacheSpec] = super().get_kv_cache_spec()
+        return whole_windows(specs, self.vllm_config.cache_config.block_size)
 
     def compile_or_warm_up_model(self) -> Any:
         """Called once, behind loading, profiling and the allocation of the KV cache."""

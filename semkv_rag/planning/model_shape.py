@@ -7,12 +7,15 @@ from typing import Any
 
 from semkv_rag.errors import OptionError
 
+SLIDING = "sliding_attention"
+"""What transformers calls layers with a window."""
+
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder whose layers all attend to all tokens before.
+    """A decoder whose KV of all tokens is kept.
 
     Attributes:
         name: as it was asked for.
@@ -20,6 +23,8 @@ class ModelShape:
         parameters: in matrices that a token is multiplied by, embeddings left out; of a mixture of
             experts those of the experts that a token takes.
         number_bytes: of one number of K or V.
+        windowed: how many of the layers have a sliding window.
+        window: of these, in tokens.
     """
 
     name: str
@@ -29,6 +34,8 @@ class ModelShape:
     head_dim: int
     parameters: int
     number_bytes: int
+    windowed: int = 0
+    window: int = 0
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -37,13 +44,21 @@ class ModelShape:
 
     @property
     def token_flops(self) -> int:
-        """Of a token in all matrices: a multiplication and an addition for each parameter."""
-        return 2 * self.parameters
+        """Of a token in all matrices: a multiplication and an addition for each parameter.
+
+        Where layers have a window, its attention to a whole one counts here, whatever its position.
+        """
+        return 2 * self.parameters + self.windowed * self.window * self._layer_pair_flops
 
     @property
     def pair_flops(self) -> int:
-        """Of a token's attention to one token before it: a score and a sum in each head."""
-        return 4 * self.layers * self.heads * self.head_dim
+        """Of a token's attention to one token before it, in the layers without a window."""
+        return (self.layers - self.windowed) * self._layer_pair_flops
+
+    @property
+    def _layer_pair_flops(self) -> int:
+        """A score and a sum in each head."""
+        return 4 * self.heads * self.head_dim
 
 
 def model_shape(model: str, *, kv_dtype: str | None = None) -> ModelShape:
@@ -66,14 +81,18 @@ def model_shape(model: str, *, kv_dtype: str | None = None) -> ModelShape:
     if kind := _other_cache(text):
         raise OptionError(f"{model} has {kind}: semkv-rag does not reuse its KV")
     heads = int(text.num_attention_heads)
+    layers = int(text.num_hidden_layers)
+    window = _window(text)
     return ModelShape(
         name=model,
-        layers=int(text.num_hidden_layers),
+        layers=layers,
         heads=heads,
         kv_heads=int(getattr(text, "num_key_value_heads", None) or heads),
         head_dim=int(getattr(text, "head_dim", None) or text.hidden_size // heads),
         parameters=_parameters(text),
         number_bytes=_number_bytes(kv_dtype or str(text.dtype or "float32")),
+        windowed=_windowed(text, layers) if window else 0,
+        window=window,
     )
 
 
@@ -82,13 +101,24 @@ def _other_cache(config: Any) -> str | None:
     if getattr(config, "kv_lora_rank", None):
         return "multi-head latent attention"
     kinds = set(getattr(config, "layer_types", None) or ())
-    if others := sorted(kinds - {"full_attention", "attention"}):
+    if others := sorted(kinds - {"full_attention", "attention", SLIDING}):
         return f"layers of {', '.join(others)}"
-    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        return "a sliding window"
     if getattr(config, "num_attention_heads", None) is None:
         return "no attention"
     return None
+
+
+def _window(config: Any) -> int:
+    """Of the layers that have a sliding window, in tokens; 0 for none."""
+    if not getattr(config, "use_sliding_window", True):
+        return 0
+    return int(getattr(config, "sliding_window", None) or 0)
+
+
+def _windowed(config: Any, layers: int) -> int:
+    """How many layers have the sliding window."""
+    kinds = getattr(config, "layer_types", None)
+    return layers if not kinds else list(kinds).count(SLIDING)
 
 
 def _number_bytes(dtype: str) -> int:

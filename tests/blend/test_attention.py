@@ -44,6 +44,17 @@ def test_a_softcap_bounds_the_logits() -> None:
     torch.testing.assert_close(capped, even, atol=2e-3, rtol=0)
 
 
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2)])
+def test_a_sink_takes_its_part(heads: int, kv_heads: int) -> None:
+    queries, keys, visible = made(heads, kv_heads)
+    sinks = torch.linspace(-1, 2, heads)
+    got = squared_attention(queries, keys, visible, scale=0.3, sinks=sinks)
+    grouped = keys.repeat_interleave(heads // kv_heads, 1)
+    exp = torch.einsum("qhd,khd->hqk", 0.3 * queries, grouped).exp() * visible
+    weights = exp / (exp.sum(-1, keepdim=True) + sinks.exp()[:, None, None])
+    torch.testing.assert_close(got, weights.square().mean((0, 1)))
+
+
 def test_neighbours_share_within_their_span() -> None:
     scores = torch.tensor([0.0, 3.0, 0.0, 0.0, 6.0, 0.0])
     ranks = torch.tensor([0, 1, 2, 3, 0, 1])

@@ -15,7 +15,7 @@ from semkv_rag.cli.deep.inside import RUNS, check_attention, check_copying, chec
 from semkv_rag.cli.deep.prompts import largest_difference
 from semkv_rag.cli.deep.run import _guarded
 from semkv_rag.cli.deep.table import in_words_of
-from semkv_rag.connector.worker.probe.attention import dense, scattered
+from semkv_rag.connector.worker.attention_check import dense, scattered
 from semkv_rag.engine import Engine
 from tests.cli.conftest import Semkv
 from workbench.answers import plain
@@ -192,7 +192,8 @@ def test_runs_have_room_between_them(tokens: int, runs: int) -> None:
     assert int(behind.max()) < tokens
 
 
-def test_the_reference_is_torchs_attention() -> None:
+@pytest.mark.parametrize("window", [None, 1, 20])
+def test_the_reference_is_torchs_attention(window: int | None) -> None:
     from types import SimpleNamespace
 
     generator = torch.Generator().manual_seed(0)
@@ -201,9 +202,11 @@ def test_the_reference_is_torchs_attention() -> None:
         for rows, heads in ((70, 4), (90, 2), (90, 2))
     )
     positions = torch.arange(90)[-70:]
-    impl = SimpleNamespace(scale=0.3, logits_soft_cap=None)
-    seen = dense(queries, keys, values, positions, SimpleNamespace(impl=impl))
-    mask = torch.arange(90) <= positions[:, None]
+    attention = SimpleNamespace(impl=SimpleNamespace(scale=0.3, logits_soft_cap=None))
+    layer: Any = SimpleNamespace(attention=attention, window=window, sinks=None)
+    seen = dense(queries, keys, values, positions, layer)
+    distance = positions[:, None] - torch.arange(90)
+    mask = (distance >= 0) & (distance < (window or 90))
     expected = torch.nn.functional.scaled_dot_product_attention(
         queries.transpose(0, 1),
         keys.repeat_interleave(2, 1).transpose(0, 1),

@@ -25,8 +25,6 @@ NOTICE = "semkv: this model is answered without reuse"
 CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     # vLLM's MLA on AMX takes no float32.
     "MLA": ("deepseek_v2", {"dtype": "bfloat16"}, "MLA"),
-    "sliding windows": ("mistral_sliding", {}, "sliding window of 64"),
-    "hybrid cache groups": ("gemma3_sliding", {}, "sliding window of 64"),
     "learned positions": ("gpt2", {}, "positions are not relative"),
     "LoRA": ("qwen3", {"enable_lora": True, "max_lora_rank": 8}, "LoRA is on"),
 }

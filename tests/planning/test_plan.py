@@ -72,8 +72,8 @@ def test_of_a_mixture_the_experts_that_a_token_takes_count(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"model_type": "mistral", "sliding_window": 4096}, "a sliding window"),
-        ({"layer_types": ["full_attention"] * 35 + ["sliding_attention"]}, "sliding_attention"),
+        ({"layer_types": ["full_attention"] * 35 + ["linear_attention"]}, "linear_attention"),
+        ({"kv_lora_rank": 512}, "multi-head latent attention"),
     ],
 )
 def test_other_kinds_of_kv_are_refused(
@@ -81,6 +81,25 @@ def test_other_kinds_of_kv_are_refused(
 ) -> None:
     with pytest.raises(OptionError, match=reason):
         model_shape(config(tmp_path, {**QWEN3_8B, **changed}))
+
+
+@pytest.mark.parametrize(
+    ("changed", "windowed"),
+    [
+        ({"model_type": "mistral"}, 36),
+        ({"use_sliding_window": True, "max_window_layers": 12}, 24),
+        ({"use_sliding_window": False}, 0),
+    ],
+)
+def test_a_layer_with_a_window_keeps_all_kv_and_looks_at_its_window(
+    tmp_path: Path, changed: dict[str, Any], windowed: int
+) -> None:
+    shape = model_shape(config(tmp_path, {**QWEN3_8B, "sliding_window": 4096, **changed}))
+    assert shape.windowed == windowed
+    assert shape.kv_bytes_per_token == 147_456
+    pair = 4 * 32 * 128
+    assert shape.pair_flops == (36 - windowed) * pair
+    assert shape.token_flops == 2 * shape.parameters + windowed * 4096 * pair
 
 
 def test_no_config(tmp_path: Path) -> None:

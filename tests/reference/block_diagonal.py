@@ -67,8 +67,9 @@ def piece_by_piece(
         nonlocal logprobs
         if end > done:
             queries = torch.arange(done, end)
-            visible = causal(queries, torch.arange(end))
-            logprobs = model.forward(prompt[done:end], queries, visible, cache)[-1]
+            keys = torch.arange(end)
+            visible = causal(queries, keys)
+            logprobs = model.forward(prompt[done:end], queries, visible, cache, keys)[-1]
 
     for span in plan.spans:
         compute_up_to(span.dst)

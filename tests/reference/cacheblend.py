@@ -128,8 +128,8 @@ class ReferenceModel(StoringModel):
         """What the plan's question attends to, [layers, tokens that can be picked].
 
         The question is run over the stored KV of all spans. Its weights are shared out among the
-        tokens that can be picked and its own; the root of the mean square over its tokens and heads is
-        taken.
+        tokens that can be picked and its own, and attention sinks where there are any; the root of
+        the mean square over its tokens and heads is taken.
         """
         question = plan.question
         assert question is not None
@@ -146,8 +146,9 @@ class ReferenceModel(StoringModel):
             check_layer=-1,
         )
         weights = self.weights(tokens, order, causal(order, order), cache)[:, :, own]
+        sunk = 1 - weights.sum(-1, keepdim=True)
         weights[..., ~(inexact[: len(tokens)] | own)] = 0
-        weights /= weights.sum(-1, keepdim=True)
+        weights /= weights.sum(-1, keepdim=True) + sunk
         return weights.square().mean((1, 2)).sqrt()[:, inexact[: len(tokens)]]
 
     def in_prompt(

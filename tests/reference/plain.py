@@ -46,18 +46,21 @@ class PlainModel:
         positions: Tensor,
         visible: Tensor,
         cache: Cache | None = None,
+        key_positions: Tensor | None = None,
     ) -> Tensor:
         """One pass of the model over `tokens`, with everything about attention said outright.
 
         Args:
             positions: where each token stands, [tokens].
             visible: the keys each token sees, bool [tokens, keys]; keys are what `cache.update`
-                returns, or the tokens' own without a cache.
+                returns, or the tokens' own without a cache. In layers with a sliding window it sees
+                those of them that are in its window.
+            key_positions: where each key stands, [keys]; the tokens' own positions when left out.
 
         Returns:
             each token's logprobs of what follows it, [tokens, vocabulary].
         """
-        output = self._run(tokens, positions, visible, cache)
+        output = self._run(tokens, positions, visible, cache, key_positions)
         return output.logits[0].log_softmax(-1)
 
     @torch.inference_mode()
@@ -74,17 +77,33 @@ class PlainModel:
         positions: Tensor,
         visible: Tensor,
         cache: Cache | None,
+        key_positions: Tensor | None = None,
         **options: Any,
     ) -> Any:
-        mask = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
         return self.hf(
             input_ids=torch.tensor([list(tokens)]),
             position_ids=positions[None],
-            attention_mask=mask[None, None],
+            attention_mask=self._masks(
+                visible, positions, positions if key_positions is None else key_positions
+            ),
             past_key_values=cache,
             use_cache=cache is not None,
             **options,
         )
+
+    def _masks(self, visible: Tensor, queries: Tensor, keys: Tensor) -> Tensor | dict[str, Tensor]:
+        """What is added to logits, [1, 1, tokens, keys]; by kind of layer, where there are several."""
+        config = self.hf.config.get_text_config()
+        window = getattr(config, "sliding_window", None)
+        near = visible if window is None else visible & (keys > queries[:, None] - window)
+        full, sliding = (
+            torch.zeros(one.shape).masked_fill(~one, torch.finfo(torch.float32).min)[None, None]
+            for one in (visible, near)
+        )
+        kinds = set(getattr(config, "layer_types", None) or ())
+        if "sliding_attention" in kinds:
+            return {"full_attention": full, "sliding_attention": sliding}
+        return sliding if not kinds else full
 
 
 def causal(queries: Tensor, keys: Tensor) -> Tensor:

@@ -51,6 +51,7 @@ from semkv_rag.connector.worker.model.paged import PagedKV
 from semkv_rag.connector.worker.model.row_attention import RowAttention
 from semkv_rag.connector.worker.model.scattered import ScatteredAttention
 from semkv_rag.connector.worker.model.sliced_model import Attention, SlicedModel
+from semkv_rag.connector.worker.model.whole_windows import keeps_all
 from semkv_rag.connector.worker.probe.probes import PROBES, Bench, Found
 from semkv_rag.connector.worker.reading_ahead import ReadingAhead
 from semkv_rag.connector.worker.spoiling import Spoiling
@@ -101,6 +102,8 @@ class BlendExecutor:
             groups = runner.kv_cache_config.kv_cache_groups
             if len(groups) != 1:
                 raise Unservable(f"its cache has {len(groups)} groups (hybrid cache)")
+            if not keeps_all(groups[0].kv_cache_spec):
+                raise Unservable("vLLM drops blocks of its cache that are outside of a window")
             layers = model_layers(runner.get_model(), self._config)
             rank = get_tensor_model_parallel_rank()
             ranks = get_tensor_model_parallel_world_size()

@@ -8,7 +8,9 @@ Run once per worker, at start-up, on a few dozen tokens in blocks that nothing u
 3. so does a blend that recomputes a third of the tokens behind a check layer, when the stored KV is
    right: this checks scattered attention and the writing of stored KV;
 4. and once more in pieces, as prompts beyond vLLM's batch size are blended;
-5. and once more behind a pass of the question, which borrows blocks.
+5. and once more behind a pass of the question, which borrows blocks;
+6. the attention of layers with a sliding window or sinks, over random KV that is longer than the window,
+   is what a dense reference gives.
 
 A model that fails is answered plainly, and the reason is said once.
 """
@@ -22,6 +24,7 @@ from torch import Tensor
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.connector.messages import BlendTask, GateReport
+from semkv_rag.connector.worker.attention_check import attention_error, scattered
 from semkv_rag.connector.worker.blend.blend_pass import BlendPass
 from semkv_rag.connector.worker.model.slice import Slice
 from semkv_rag.reuse import ReusePlan, Span
@@ -31,6 +34,8 @@ CHUNK_TOKENS = 40
 PREFIX_TOKENS = 7
 QUESTION_TOKENS = 9
 SHIFT = 23
+BEYOND_WINDOW = 64
+RUNS = 8
 
 # Largest relative error, by dtype: far above rounding, far below a wrong rotation (about 1).
 TOLERANCES = {torch.float32: 0.005, torch.float16: 0.05, torch.bfloat16: 0.15}
@@ -64,7 +69,7 @@ def run_gate(
     if needed >= blocks:
         return GateReport(False, f"the KV cache has {blocks} blocks, the gate needs {needed + 1}")
     gate = _Gate(blend_pass, vocabulary, list(range(1, needed + 1)), TOLERANCES[dtype])
-    reason = gate.find_rotation() or gate.check_blends()
+    reason = gate.find_rotation() or gate.check_blends() or gate.check_masks(blocks, dtype)
     return GateReport(reason is None, reason, float(f"{gate.largest_error:.2g}"))
 
 
@@ -140,6 +145,35 @@ class _Gate:
             hidden = self._model.forward([asked])
             if not self._close(hidden.reshape(QUESTION_TOKENS, -1), plain[self._covered :]):
                 return f"a blend that {what} does not give what plain prefill gives"
+        return None
+
+    def check_masks(self, blocks: int, dtype: torch.dtype) -> str | None:
+        """Tokens as few as the other checks have stand within any model's window."""
+        limit = min(
+            self._model.config.model_config.max_model_len,
+            (blocks - 1) * self._model.paged.block_size,
+        )
+        layers = enumerate(self._model.layers)
+        kinds = {(layer.window, layer.sinks is not None): index for index, layer in layers}
+        for (window, sunk), index in kinds.items():
+            tokens = min((window or 0) + BEYOND_WINDOW, limit)
+            if not sunk and (window is None or tokens <= window):
+                continue
+            generator = torch.Generator().manual_seed(index)
+            positions, behind = scattered(min(BEYOND_WINDOW, tokens), RUNS, generator)
+            shift = tokens - min(BEYOND_WINDOW, tokens)
+            error, _ = attention_error(
+                self._pass.setting,
+                index,
+                positions + shift,
+                behind + shift,
+                tokens,
+                dtype,
+                generator,
+            )
+            self.largest_error = max(self.largest_error, error)
+            if not error <= self._tolerance:
+                return f"the attention of layer {index} is not what its window and sinks give"
         return None
 
     def _computed(

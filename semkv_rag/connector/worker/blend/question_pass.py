@@ -10,7 +10,8 @@ blend behind it would have written it, and the KV of the fresh text.
 
 A weight is the softmax over the tokens that can be picked and those that ask: what else there is,
 the text between chunks and whatever vLLM's prefix cache holds, is left out, so that the choice does not
-depend on what happened to be cached.
+depend on what happened to be cached. A layer with a sliding window gives what is outside of it nothing,
+and an attention sink takes its part.
 """
 
 from __future__ import annotations
@@ -43,9 +44,8 @@ class Asking:
         tokens: the prompt's, up to the last one that asks.
         before: positions of the text that is run with them, [tokens], int64, ascending, all before them.
         positions: of those that ask, [asking], int64, ascending.
+        candidates: positions of what it can fall on, [candidates], int64, ascending.
         columns: each candidate's key, [candidates], int64.
-        visible: what each asking token sees, bool [asking, candidates + asking].
-        open_keys: so many of the keys, the first ones, all of them see.
         overlap: the first position at which both a candidate and a token that asks for good may stand:
             there stored KV is put back. None when it need not be.
     """
@@ -53,10 +53,44 @@ class Asking:
     tokens: Sequence[int]
     before: Tensor
     positions: Tensor
+    candidates: Tensor
     columns: Tensor
+    overlap: int | None = None
+
+    def view(self, window: int | None) -> View:
+        """What those that ask see in a layer.
+
+        Args:
+            window: the layer's, in tokens, or None.
+        """
+        asking = self.positions[:, None]
+        # A candidate that asks has its key there, and its stored one is seen by nobody.
+        stored = ~torch.isin(self.candidates, self.positions) & (self.candidates < asking)
+        visible = torch.cat((stored, self.positions <= asking), dim=1)
+        if window is not None:
+            visible &= torch.cat((self.candidates, self.positions)) > asking - window
+        first = _leading(~visible.any(0))
+        return View(first, visible[:, first:], _leading(visible[:, first:].all(0)))
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """Which keys those that ask see in a layer.
+
+    Attributes:
+        first: the first key that any of them sees.
+        visible: what each sees from there on, bool [asking, keys].
+        open_keys: so many of these, the first ones, all of them see.
+    """
+
+    first: int
     visible: Tensor
     open_keys: int
-    overlap: int | None = None
+
+
+def _leading(flags: Tensor) -> int:
+    """How many of the first are true."""
+    return int(flags.to(torch.int64).cumprod(0).sum())
 
 
 def question_asks(
@@ -73,25 +107,13 @@ def question_asks(
     begin = max(question.position, int(candidates[0]))
     positions = torch.arange(begin, question.end, device=candidates.device)
     tokens = [*prompt[: question.position], *question.tokens]
-    columns, visible = _view(positions, candidates)
-    open_keys = int(visible.all(0).to(torch.int64).cumprod(0).sum())
-    before = fresh[fresh < begin]
-    return Asking(tokens, before, positions, columns, visible, open_keys, overlap=begin)
-
-
-def _view(positions: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-    """`Asking.columns` and `Asking.visible`.
-
-    A candidate that asks has its key there, and its stored one is seen by nobody.
-    """
-    count, within = len(candidates), torch.isin(candidates, positions)
+    before, count = fresh[fresh < begin], len(candidates)
     columns = torch.where(
-        within,
+        torch.isin(candidates, positions),
         count + torch.searchsorted(positions, candidates),
         torch.arange(count, device=candidates.device),
     )
-    stored = ~within & (candidates < positions[:, None])
-    return columns, torch.cat((stored, positions <= positions[:, None]), dim=1)
+    return Asking(tokens, before, positions, candidates, columns, overlap=begin)
 
 
 class QuestionPass(Watcher):
@@ -131,6 +153,8 @@ class QuestionPass(Watcher):
         self._written = ReadBack(paged, layouts, rows.blocks, written)
         self._overlapped: tuple[Tensor, Tensor] | None = None
         self._keys = torch.empty(0)  # of those that ask, in the layer under way
+        windows = {layer.window for layer in model.layers}
+        self._views = {window: asking.view(window) for window in windows}
 
     def launches(self, piece_tokens: int) -> Iterator[Launch]:
         """What is computed; those that ask in the last one.
@@ -163,13 +187,17 @@ class QuestionPass(Watcher):
         stored = self._stored.keys(index)
         if stored is None:
             stored = self._candidates.keys(index)
-        squares = squared_attention(
+        layer = self._model.layers[index]
+        view = self._views[layer.window]
+        squares = torch.zeros(len(stored) + len(self._keys), device=self.squares.device)
+        squares[view.first :] = squared_attention(
             queries[-len(self._asking.positions) :],
-            torch.cat((stored, self._keys)),
-            self._asking.visible,
+            torch.cat((stored, self._keys))[view.first :],
+            view.visible,
             scale=attention.scale,
             softcap=getattr(attention, "logits_soft_cap", None) or 0.0,
-            open_keys=self._asking.open_keys,
+            sinks=layer.sinks,
+            open_keys=view.open_keys,
         )
         self.squares[index] = squares[self._asking.columns]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import Attention
 
@@ -37,6 +37,18 @@ class Layer:
     @property
     def kv_heads(self) -> int:
         return int(self.attention.num_kv_heads)
+
+    @property
+    def window(self) -> int | None:
+        """How many tokens each token attends to at most, itself among them; None for all before it."""
+        window = self.attention.sliding_window
+        return None if window is None else int(window)
+
+    @property
+    def sinks(self) -> Tensor | None:
+        """A logit for each head of this rank that takes part in the softmax and has no value, [heads]."""
+        sinks: Tensor | None = getattr(self.attention.impl, "sinks", None)
+        return sinks
 
     @property
     def kv_shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -80,7 +92,7 @@ def model_layers(model: nn.Module, config: VllmConfig) -> list[Layer]:
     seen: dict[int, list[Rotary]] = {}
     layers = []
     for name, attention in attentions.items():
-        _check_attention(name, attention, positions)
+        _check_attention(name, attention)
         parent = modules.get(name.rpartition(".")[0])
         rotary = getattr(parent, "rotary_emb", None) or shared_rotary
         if id(rotary) not in seen:  # one table for all layers that share a module
@@ -93,12 +105,10 @@ def model_layers(model: nn.Module, config: VllmConfig) -> list[Layer]:
     return layers
 
 
-def _check_attention(name: str, attention: Any, positions: int) -> None:
-    window = getattr(attention, "sliding_window", None)
-    if window is not None and window < positions:
+def _check_attention(name: str, attention: Any) -> None:
+    if chunk := getattr(attention, "attention_chunk_size", None):
         raise Unservable(
-            f"{name} has a sliding window of {window} tokens: vLLM drops the blocks outside of it "
-            f"(a max_model_len of at most {window} can be served)"
+            f"{name} attends to chunks of {chunk} tokens: what a token sees changes with its position"
         )
     if str(getattr(attention, "attn_type", "decoder")).rpartition(".")[2].lower() != "decoder":
         raise Unservable(f"{name} is not causal decoder attention")

@@ -38,8 +38,7 @@ class RowAttention:
         self._attentions = [layer.attention for layer in layers]
         self._group = max(one.num_heads // one.num_kv_heads for one in self._attentions)
         self._forwards = [
-            _forward_of(layer.attention, layout, paged)
-            for layer, layout in zip(layers, layouts, strict=True)
+            _forward_of(layer, layout, paged) for layer, layout in zip(layers, layouts, strict=True)
         ]
 
     def metadata(self, slices: Sequence[Slice]) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -80,14 +79,14 @@ def rows_of(slices: Sequence[Slice], paged: PagedKV, group: int) -> tuple[Rows, 
     return rows, torch.cat([paged.slots(one.blocks, one.positions) for one in slices])
 
 
-def _forward_of(attention: Any, layout: BlockLayout, paged: PagedKV) -> Forward:
+def _forward_of(layer: Layer, layout: BlockLayout, paged: PagedKV) -> Forward:
     """What is called in the place of an implementation's `forward`."""
     from semkv_rag.connector.worker.model.row_kernel import attend
 
+    attention = layer.attention
     impl, cache = attention.impl, attention.kv_cache
-    for unknown in ("alibi_slopes", "sinks"):
-        if getattr(impl, unknown, None) is not None:
-            raise NotImplementedError(unknown)
+    if getattr(impl, "alibi_slopes", None) is not None:
+        raise NotImplementedError("alibi_slopes")
     if layout.kept.itemsize == 1:
         raise NotImplementedError("a cache of 8 bits")
     keys, values = (even_strides(places, cache, paged) for places in (layout.keys, layout.values))
@@ -100,10 +99,12 @@ def _forward_of(attention: Any, layout: BlockLayout, paged: PagedKV) -> Forward:
         block_size=paged.block_size,
         scale=float(impl.scale),
         softcap=float(getattr(impl, "logits_soft_cap", None) or 0.0),
+        window=layer.window,
+        sinks=layer.sinks,
     )
 
     def forward(
-        layer: Any,
+        module: Any,
         query: Tensor,
         key: Tensor,
         value: Tensor,

@@ -30,8 +30,10 @@ def attend(
     block_size: int,
     scale: float,
     softcap: float = 0.0,
+    window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
-    """Write to `out` the attention of each row to all tokens of its request up to its own position.
+    """Write to `out` the attention of each row to the tokens of its request up to its own position.
 
     Args:
         out: [rows, heads, value_dim].
@@ -39,6 +41,8 @@ def attend(
         cache: one layer's, of any shape; `keys` and `values` say what stands where.
         block_size: tokens of a block, a power of two.
         softcap: as in Gemma 2, arXiv 2408.00118, section 2; 0 for none.
+        window: how many tokens a row attends to, itself and those right before it; None for all.
+        sinks: logits that take their part of the softmax and have no value, [heads].
     """
     heads, dim = query.shape[1:]
     group = heads // kv_heads
@@ -56,6 +60,8 @@ def attend(
         *(values.first, values.block, values.token, values.head, values.dim),
         scale,
         softcap,
+        query if sinks is None else sinks,  # some memory, which is not read
+        window or 0,
         group=group,
         dim=dim,
         value_dim=value_dim,
@@ -65,6 +71,8 @@ def attend(
         padded_value_dim=triton.next_power_of_2(max(value_dim, 16)),
         step=min(block_size, KEYS),
         capped=softcap > 0,
+        sunk=sinks is not None,
+        windowed=window is not None,
         exact=query.dtype == torch.float32,
     )
 
@@ -94,6 +102,8 @@ def _kernel(  # type: ignore[no-untyped-def]
     value_dim_stride,
     scale,
     softcap,
+    sinks,
+    window,
     group: tl.constexpr,
     dim: tl.constexpr,
     value_dim: tl.constexpr,
@@ -103,6 +113,8 @@ def _kernel(  # type: ignore[no-untyped-def]
     padded_value_dim: tl.constexpr,
     step: tl.constexpr,
     capped: tl.constexpr,
+    sunk: tl.constexpr,
+    windowed: tl.constexpr,
     exact: tl.constexpr,
 ):
     begin = tl.load(tiles + tl.program_id(0) * 3)
@@ -123,11 +135,20 @@ def _kernel(  # type: ignore[no-untyped-def]
         other=0.0,
     )
 
-    highest = tl.full([tile], -float("inf"), tl.float32)
-    total = tl.zeros([tile], tl.float32)
+    if sunk:
+        # As a key that every row has seen, and whose value is 0.
+        highest = tl.load(sinks + head).to(tl.float32)
+        total = tl.full([tile], 1.0, tl.float32)
+    else:
+        highest = tl.full([tile], -float("inf"), tl.float32)
+        total = tl.zeros([tile], tl.float32)
     mixed = tl.zeros([tile, padded_value_dim], tl.float32)
     last = tl.load(positions + end - 1)
-    for first in range(0, last + 1, step):
+    seen_from = tl.zeros([], tl.int64)
+    if windowed:
+        # Nothing before it is seen by the tile's first row, nor by those behind.
+        seen_from = tl.maximum(tl.load(positions + begin) - window + 1, 0) // step * step
+    for first in range(seen_from, last + 1, step):
         block = tl.load(table + first // block_size).to(tl.int64)
         tokens = first % block_size + tl.arange(0, step)
         columns = first + tl.arange(0, step)
@@ -147,7 +168,10 @@ def _kernel(  # type: ignore[no-untyped-def]
         if capped:
             # tanh by way of exp, which every backend has.
             scores = softcap * (1 - 2 / (tl.exp(2 * scores / softcap) + 1))
-        scores = tl.where(columns[None, :] <= position[:, None], scores, -float("inf"))
+        seen = columns[None, :] <= position[:, None]
+        if windowed:
+            seen = seen & (columns[None, :] > position[:, None] - window)
+        scores = tl.where(seen, scores, -float("inf"))
         highest_now = tl.maximum(highest, tl.max(scores, 1))
         # A row that has seen nothing yet, or is nobody's, keeps zeros.
         pivot = tl.where(highest_now == -float("inf"), 0.0, highest_now)
