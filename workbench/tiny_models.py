@@ -325,8 +325,10 @@ def build_tiny_model(arch: str, folder: Path, *, seed: int = 0) -> Path:
         kind = transformers.AutoModelForImageTextToText
     model = kind.from_config(config, dtype=torch.float32)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator) * std
+            if name.endswith("sinks"):  # as far apart as logits are
+                noise *= 2 / std
             # Norm weights and biases move a little off their start, so that leaving one out shows.
             parameter.copy_(noise if parameter.dim() > 1 else parameter + noise)
     if arch == "mid":

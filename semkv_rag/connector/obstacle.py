@@ -11,6 +11,7 @@ def config_obstacle(config: VllmConfig) -> str | None:
     The worker's `model_layers` and gate find what shows only once the model is loaded.
     """
     model, parallel = config.model_config, config.parallel_config
+    drafts = config.speculative_config
     obstacles = {
         "its attention is MLA, whose cache holds no keys": model.use_mla,
         "it has recurrent layers beside attention (hybrid cache)": model.is_hybrid,
@@ -24,6 +25,9 @@ def config_obstacle(config: VllmConfig) -> str | None:
             parallel.data_parallel_size > 1 and model.is_moe
         ),
         "LoRA is on": config.lora_config is not None,
-        "speculative decoding is on": config.speculative_config is not None,
+        # Drafts that a model makes have KV of their own, which a blend would have to fill too.
+        f"speculative decoding is on with {drafts and drafts.method}": (
+            drafts is not None and drafts.method != "ngram"
+        ),
     }
     return next((reason for reason, applies in obstacles.items() if applies), None)

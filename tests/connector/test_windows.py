@@ -127,6 +127,22 @@ def assert_as_reference(
     assert_logprobs(answer, expected.logprobs)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("arch", WINDOWED)
+def test_bfloat16_gives_the_same_tokens(
+    arch: str, engines: Engines, tiny_model: Callable[[str], Path]
+) -> None:
+    with engines.own(tiny_model(arch), dtype="bfloat16") as engine:
+        assert engine.gate.servable, engine.gate.reason
+        chunks = [random_tokens(seed, 70 + 7 * seed) for seed in range(3)]
+        stored = store_chunks(engine, chunks, namespace="default")
+        tokens = [token for chunk in stored[::-1] for token in chunk.tokens]
+        tokens += random_tokens(913, 9)
+        answer = blended(engine, tokens, ratio=1.0)
+        assert answer.report.recomputed_tokens == answer.report.reused_tokens > 100
+        assert answer.token_ids == plain(engine, tokens).token_ids
+
+
 async def test_several_at_once_pick_what_the_reference_picks(windowed: Windowed) -> None:
     windowed.engine.reset_prefix_cache()
     asked = [(*windowed.prompt(seed), options) for seed, options in enumerate(LOOKING)]

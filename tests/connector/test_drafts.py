@@ -1,0 +1,142 @@
+"""Speculative decoding with n-grams of the prompt beside blends: drafts change no answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semkv_rag.config import ReuseOptions
+from semkv_rag.engine import Completion, Engine
+from semkv_rag.engine.launch import engine_arguments, resolve, transfer_config
+from semkv_rag.store import place_of
+from workbench.answers import SAMPLING, assert_same
+from workbench.chunks import Stored, Tokens, random_tokens, store_chunks
+from workbench.engines import Engines
+from workbench.inside import inside
+from workbench.settings import ENGINE_ARGS
+
+DRAFTS = {
+    "method": "ngram",
+    "num_speculative_tokens": 3,
+    "prompt_lookup_min": 1,
+    "prompt_lookup_max": 3,
+}
+LONG = {**SAMPLING, "max_tokens": 40}
+PLAIN = {"enabled": False}
+OPTIONS: list[dict[str, Any]] = [{"ratio": 1.0}, {"ratio": 0.15}, {"selector": "none"}, PLAIN]
+
+
+@pytest.fixture(scope="module")
+def drafting(engines: Engines, reader: Path) -> Iterator[Engine]:
+    with engines.own(reader, speculative_config=DRAFTS) as engine:
+        assert engine.gate.servable, engine.gate.reason
+        yield engine
+
+
+def stored(engine: Engine, namespace: str) -> list[Stored]:
+    # With repetitions, of which drafts are made.
+    chunks = [random_tokens(seed, 12) * 6 for seed in (1, 2, 3)]
+    return store_chunks(engine, chunks, namespace=namespace)
+
+
+def prompt_of(chunks: list[Stored], seed: int) -> Tokens:
+    tokens = random_tokens(800 + seed, 9)
+    return tokens + [t for chunk in chunks for t in chunk.tokens] + chunks[0].tokens[:7]
+
+
+def ask(engine: Engine, tokens: Tokens, **options: Any) -> Completion:
+    engine.reset_prefix_cache()
+    return engine.generate(tokens, sampling=LONG, reuse=ReuseOptions(**options))
+
+
+def forwards(engine: Engine, tokens: Tokens, **options: Any) -> int:
+    """How many steps with a forward an answer took."""
+
+    def count(worker: Any) -> None:
+        runner = worker.model_runner
+        execute, runner.forwards = runner.execute_model, 0
+
+        def counting(output: Any, *args: Any, **kwargs: Any) -> Any:
+            runner.forwards += output.total_num_scheduled_tokens > 0
+            return execute(output, *args, **kwargs)
+
+        runner.execute_model = counting
+
+    def counted(worker: Any) -> int:
+        del worker.model_runner.execute_model
+        return int(worker.model_runner.forwards)
+
+    inside(engine, count)
+    ask(engine, tokens, **options)
+    return inside(engine, counted)
+
+
+def test_drafts_are_accepted_behind_a_blend(drafting: Engine, namespace: str) -> None:
+    tokens = prompt_of(stored(drafting, namespace), 0)
+    assert forwards(drafting, tokens, namespace=namespace) < LONG["max_tokens"] - 5
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_answers_are_those_without_drafts(
+    drafting: Engine, engine: Engine, namespace: str, options: dict[str, Any]
+) -> None:
+    answers = []
+    for one in (drafting, engine):
+        tokens = prompt_of(stored(one, namespace), 1)
+        answers.append(ask(one, tokens, namespace=namespace, **options))
+    assert answers[0].report.reused_tokens == (0 if options is PLAIN else 216)
+    assert answers[0].report.recomputed_tokens == answers[1].report.recomputed_tokens
+    assert_same(*answers)
+
+
+def test_at_ratio_one_it_is_plain_with_drafts(drafting: Engine, namespace: str) -> None:
+    tokens = prompt_of(stored(drafting, namespace)[::-1], 2)
+    answer = ask(drafting, tokens, namespace=namespace, ratio=1.0)
+    assert answer.report.recomputed_tokens == 216
+    assert_same(answer, ask(drafting, tokens, enabled=False))
+
+
+async def test_several_at_once(drafting: Engine, namespace: str) -> None:
+    chunks = stored(drafting, namespace)
+    asked = [(prompt_of(chunks, seed), OPTIONS[seed % 4]) for seed in range(10, 18)]
+    alone = []
+    for tokens, options in asked:
+        drafting.reset_prefix_cache()
+        reuse = ReuseOptions(namespace=namespace, **options)
+        alone.append(await drafting.agenerate(tokens, sampling=LONG, reuse=reuse))
+    drafting.reset_prefix_cache()
+    together = await asyncio.gather(
+        *(
+            drafting.agenerate(
+                tokens, sampling=LONG, reuse=ReuseOptions(namespace=namespace, **options)
+            )
+            for tokens, options in asked
+        )
+    )
+    for one, other in zip(alone, together, strict=True):
+        assert_same(one, other)
+
+
+def test_a_conversation_finds_its_blended_blocks(drafting: Engine, namespace: str) -> None:
+    """Blocks that were filled while drafts were tried and refused."""
+    tokens = prompt_of(stored(drafting, namespace), 3)
+    first = ask(drafting, tokens, namespace=namespace)
+    later = [*tokens, *first.token_ids, *random_tokens(805, 40)]
+    reuse = ReuseOptions(namespace=namespace)
+    second = drafting.generate(later, sampling=LONG, reuse=reuse)
+    assert second.report.cached_tokens > len(tokens)
+    assert_same(second, ask(drafting, later, namespace=namespace))
+
+
+def test_other_drafts_are_refused_by_name(reader: Path, tmp_path: Path) -> None:
+    transfer = transfer_config(
+        place_of(tmp_path), index_url=None, reuse=ReuseOptions(), request_namespace=True
+    )
+    drafts = {"method": "draft_model", "model": str(reader), "num_speculative_tokens": 2}
+    arguments = {**ENGINE_ARGS, "speculative_config": drafts}
+    _, obstacle = resolve(engine_arguments(str(reader), arguments), transfer)
+    assert obstacle == "speculative decoding is on with draft_model"
