@@ -123,7 +123,11 @@ async def test_several_at_once(drafting: Engine, namespace: str) -> None:
 
 def test_a_conversation_finds_its_blended_blocks(drafting: Engine, namespace: str) -> None:
     """Blocks that were filled while drafts were tried and refused."""
-    tokens = prompt_of(stored(drafting, namespace), 3)
+    chunks = store_chunks(
+        drafting, [random_tokens(seed, 90) for seed in (1, 2)], namespace=namespace
+    )
+    tokens = random_tokens(804, 70) + [token for chunk in chunks for token in chunk.tokens]
+    tokens += random_tokens(806, 12)
     first = ask(drafting, tokens, namespace=namespace)
     later = [*tokens, *first.token_ids, *random_tokens(805, 40)]
     reuse = ReuseOptions(namespace=namespace)

@@ -87,6 +87,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "scheduler_config",
         "speculative_config",
     ),
+    "vllm.config:SpeculativeConfig": ("method",),
     "vllm.config:ModelConfig": (
         "get_head_size",
         "get_num_kv_heads",
