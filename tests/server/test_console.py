@@ -4,75 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from semkv_rag.config import ReuseOptions
-from semkv_rag.corpus import precompute_texts
-from semkv_rag.engine import Engine
 from semkv_rag.engine.recent import KEPT, NAMESPACES, RecentRequests
 from semkv_rag.report import ReuseReport
 from semkv_rag.server import console as console_module
-from semkv_rag.server.console import Console
-from semkv_rag.server.front import Front
-from semkv_rag.server.limits import Limits
-from semkv_rag.server.routes import Routes
-from semkv_rag.server.tenants import CONSOLE, CONSOLE_PAGE, Tenancy
-from workbench.answers import SAMPLING
+from semkv_rag.server.tenants import CONSOLE, CONSOLE_PAGE
+from tests.server.consoles import EVIL, A, B, Served, serving
 from workbench.engines import Engines
-
-A, B = "key of a", "key of b"
-EVIL = "<img src=x onerror=alert(1)>"
-PREFIX = "answer by these passages :"
-CHUNK = "the mascot of Mir bol is a red fox . the team plays on the old field near the river ."
-
-
-@dataclass
-class Served:
-    """An engine whose requests are noted, and the console over it."""
-
-    engine: Engine
-    a: str
-    b: str
-
-    def client(self, *, changes: bool = True) -> TestClient:
-        assert self.engine._llm is not None and self.engine._capturer is not None
-        recent = self.engine._llm.recent
-        assert recent is not None
-        console = Console(self.engine._capturer, recent, "the model", None, changes=changes)
-        tenancy = Tenancy.of_keys(
-            "ours", {A: self.a, B: self.b}, trust_request=False, reuse=ReuseOptions()
-        )
-        about = {"obstacle": None}
-        routes = Routes(tenancy, Limits(), self.engine._capturer, about, console=console)
-        Front.configure(tenancy, Limits(), routes)
-
-        async def nowhere(scope: Any, receive: Any, send: Any) -> None:
-            raise AssertionError("no route of vLLM's")
-
-        return TestClient(Front(nowhere))
 
 
 @pytest.fixture(scope="module")
 def served(engines: Engines, reader: Any) -> Iterator[Served]:
-    engine = engines.get(reader)
-    assert engine._llm is not None
-    engine._llm.recent = RecentRequests()
-    served = Served(engine, "console-a", "console-b")
-    for namespace in (served.a, served.b):
-        name = f"{EVIL} of {namespace}"
-        precompute_texts(engine, [(name, [CHUNK])], namespace=namespace, prefix=PREFIX)
-        engine.reset_prefix_cache()
-        prompt = f"{PREFIX} {CHUNK} which mascot does {namespace} have ?"
-        answer = engine.generate(prompt, sampling=SAMPLING, reuse=ReuseOptions(namespace=namespace))
-        assert answer.report.kv_cache == "hit"
-        assert answer.report.token_map is None, "the caller did not ask for it"
-    yield served
-    engine._llm.recent = None
-    Front.configure(Tenancy(), Limits(), None)
+    with serving(engines.get(reader), "console-a", "console-b") as served:
+        yield served
+
+
+def client_of(served: Served, *, changes: bool = True) -> TestClient:
+    return TestClient(served.app(changes=changes))
 
 
 def get(client: TestClient, path: str, key: str | None = A, **query: Any) -> Any:
@@ -81,14 +33,14 @@ def get(client: TestClient, path: str, key: str | None = A, **query: Any) -> Any
 
 
 def test_the_page_holds_nothing_and_lets_no_script_in(served: Served) -> None:
-    answer = served.client().get(CONSOLE_PAGE)
+    answer = client_of(served).get(CONSOLE_PAGE)
     assert answer.status_code == 200
     rules = answer.headers["content-security-policy"]
     (nonce,) = re.findall(r"script-src 'nonce-([\w-]+)'", rules)
     assert f'<script nonce="{nonce}">' in answer.text
     assert "default-src 'none'" in rules
     assert "unsafe-inline" not in rules.partition("style-src")[0]
-    assert nonce not in served.client().get(CONSOLE_PAGE).text, "another one each time"
+    assert nonce not in client_of(served).get(CONSOLE_PAGE).text, "another one each time"
     for secret in (served.a, served.b, "the model", "Mir bol"):
         assert secret not in answer.text
     # What is fetched becomes text of the page, never markup.
@@ -97,7 +49,7 @@ def test_the_page_holds_nothing_and_lets_no_script_in(served: Served) -> None:
 
 @pytest.mark.parametrize("path", ["state", "documents", "request?number=1"])
 def test_nobody_gets_in_without_the_key(served: Served, path: str) -> None:
-    client = served.client()
+    client = client_of(served)
     for key in (None, "another key"):
         assert get(client, path, key).status_code == 401
     changed = client.post(CONSOLE + "change", json={"name": "x", "do": "delete"})
@@ -105,7 +57,7 @@ def test_nobody_gets_in_without_the_key(served: Served, path: str) -> None:
 
 
 def test_a_tenant_sees_its_own_alone(served: Served) -> None:
-    client = served.client()
+    client = client_of(served)
     for key, own, other in ((A, served.a, served.b), (B, served.b, served.a)):
         state = get(client, "state", key).json()
         assert state["namespace"] == own
@@ -125,7 +77,7 @@ def test_a_tenant_sees_its_own_alone(served: Served) -> None:
 
 
 def test_names_and_prompts_are_no_markup_in_a_map(served: Served) -> None:
-    client = served.client()
+    client = client_of(served)
     number = get(client, "state").json()["requests"][0]["number"]
     page = get(client, "request", number=number).json()["html"]
     assert EVIL not in page
@@ -135,7 +87,7 @@ def test_names_and_prompts_are_no_markup_in_a_map(served: Served) -> None:
 def test_documents_are_found_by_a_part_of_their_name(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = served.client()
+    client = client_of(served)
     assert get(client, "documents", name="CONSOLE-A").json()["total"] == 1
     assert get(client, "documents", name="nothing").json() == {"documents": [], "total": 0}
     (one,) = get(client, "documents").json()["documents"]
@@ -149,11 +101,11 @@ def test_documents_are_found_by_a_part_of_their_name(
 def test_nothing_changes_unless_the_operator_allows_it(served: Served) -> None:
     name = f"{EVIL} of {served.b}"
     body = {"name": name, "do": "pin"}
-    refused = served.client(changes=False).post(
+    refused = client_of(served, changes=False).post(
         CONSOLE + "change", json=body, headers={"X-API-Key": B}
     )
     assert refused.status_code == 403
-    client = served.client()
+    client = client_of(served)
 
     def change(**body: Any) -> Any:
         return client.post(CONSOLE + "change", json=body, headers={"X-API-Key": B})
