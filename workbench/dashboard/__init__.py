@@ -1,0 +1,1 @@
+"""The dashboard of `deploy/` without Grafana: its queries at a real Prometheus, and its panels drawn."""
