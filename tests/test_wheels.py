@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from workbench.settings import ROOT
 
@@ -74,8 +77,9 @@ def test_they_need_each_other_s_version(wheels: dict[str, Path]) -> None:
     assert len(set(versions.values())) == 1, versions
     for name in INTEGRATIONS:
         needs = told[name].get_all("Requires-Dist", [])
-        assert any(one.startswith("semkv-rag") for one in needs)
         assert told[name]["License-Expression"] or told[name]["License"]
+        (wanted,) = (Requirement(one) for one in needs if one.startswith("semkv-rag"))
+        assert wanted.specifier.contains(versions["semkv-rag"]), "also where nothing is tagged"
     extras = set(told["semkv-rag"].get_all("Provides-Extra", []))
     assert {"cpu", "gpu", "object-storage", "postgresql", "prompt-cache", "ray"} <= extras
 
@@ -97,3 +101,67 @@ def test_they_work_where_the_sources_are_not(wheels: dict[str, Path], tmp_path: 
         command, capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(folder)}
     )
     assert used.returncode == 0, used.stderr
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packages in a repository of their own, with one commit."""
+    folder = tmp_path_factory.mktemp("repository")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    for name in ("semkv_rag", "integrations"):
+        shutil.copytree(
+            ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+        )
+    git(folder, "init", "--quiet")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "--message", "first")
+    return folder
+
+
+def git(folder: Path, *arguments: str) -> None:
+    who = ["-c", "user.name=nobody", "-c", "user.email=nobody@example.org"]
+    subprocess.run(["git", *who, *arguments], cwd=folder, check=True)  # noqa: S607
+
+
+def versions(folder: Path) -> set[str]:
+    """What each package of a tree is built as."""
+    found = set()
+    for place in (folder, *(folder / "integrations" / name for name in INTEGRATIONS)):
+        told = subprocess.run(
+            [sys.executable, "-m", "hatchling", "version"],
+            cwd=place,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found.add(told.stdout.strip())
+    return found
+
+
+def test_a_tag_is_the_version_of_all(repository: Path) -> None:
+    (untagged,) = versions(repository)
+    assert untagged.startswith("0.1.0.dev")
+    git(repository, "tag", "v0.7.0")
+    assert versions(repository) == {"0.7.0"}
+    git(repository, "commit", "--quiet", "--allow-empty", "--message", "second")
+    (behind,) = versions(repository)
+    assert behind.startswith("0.7.1.dev1+g")
+
+
+def test_sources_without_a_repository_have_their_version(repository: Path, tmp_path: Path) -> None:
+    git(repository, "tag", "v0.8.0")
+    place = repository / "integrations" / "langchain-semkv"
+    command = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", tmp_path]
+    subprocess.run([*command, place], check=True, capture_output=True)
+    (packed,) = tmp_path.glob("*.tar.gz")
+    assert packed.name == "langchain_semkv-0.8.0.tar.gz"
+    with tarfile.open(packed) as archive:
+        archive.extractall(tmp_path, filter="data")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path]
+    subprocess.run([*command, tmp_path / "langchain_semkv-0.8.0"], check=True, capture_output=True)
+    assert [one.name for one in tmp_path.glob("*.whl")] == [
+        "langchain_semkv-0.8.0-py3-none-any.whl"
+    ]
+    shutil.copytree(repository, tmp_path / "copy", ignore=shutil.ignore_patterns(".git"))
+    assert versions(tmp_path / "copy") == {"0.1.0.dev0"}
