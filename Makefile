@@ -1,4 +1,4 @@
-# make setup | test | soak | docs | demo | model | bench: each sets up what it needs; the second time is quick.
+# make setup | test | soak | docs | release | demo | model | bench: each sets up what it needs; the second time is quick.
 
 PYTHON ?= python3
 VENV := .venv
@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 INTEGRATIONS := integrations/llama-index-llms-semkv integrations/langchain-semkv
 
-.PHONY: setup test soak second-runner check docs demo model bench lock clean
+.PHONY: setup test soak second-runner check docs release demo model bench lock clean
 
 setup: $(READY)
 
@@ -72,6 +72,10 @@ check: setup
 # The documentation as a site, in build/site.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
+
+# Sources, wheels and an SBOM, in dist.
+release: setup
+	$(RUN) -m workbench.release
 
 # make demo [MODEL=folder-or-name] [DOCS=folder] [QUESTIONS=file.json]; SmolLM2 on examples/articles when left out
 demo: setup $(if $(MODEL),,model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -13,9 +14,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from workbench.release import INTEGRATIONS, LOCK, build, write_sbom
 from workbench.settings import ROOT
 
-INTEGRATIONS = ("llama-index-llms-semkv", "langchain-semkv")
 pytestmark = pytest.mark.slow
 
 USED = """
@@ -40,17 +41,7 @@ assert "<style>" in ReuseReport(token_map=TokenMap(("a",))).to_html()
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """By the package's name."""
     folder = tmp_path_factory.mktemp("wheels")
-    sources = [str(ROOT), *(str(ROOT / "integrations" / name) for name in INTEGRATIONS)]
-    built = subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"),
-            *("--no-build-isolation", "--wheel-dir", str(folder), *sources),
-        ],
-        capture_output=True,
-        text=True,
-    )
-    assert built.returncode == 0, built.stderr
-    return {path.name.partition("-")[0].replace("_", "-"): path for path in folder.iterdir()}
+    return {path.name.partition("-")[0].replace("_", "-"): path for path in build(folder)}
 
 
 def test_a_wheel_has_all_that_it_needs_and_nothing_else(wheels: dict[str, Path]) -> None:
@@ -165,3 +156,24 @@ def test_sources_without_a_repository_have_their_version(repository: Path, tmp_p
     ]
     shutil.copytree(repository, tmp_path / "copy", ignore=shutil.ignore_patterns(".git"))
     assert versions(tmp_path / "copy") == {"0.1.0.dev0"}
+
+
+def test_the_sbom_names_each_package_that_is_pinned(tmp_path: Path) -> None:
+    told = json.loads(
+        write_sbom(tmp_path).read_text()
+    )  # which it checks against CycloneDX's schema
+    assert told["bomFormat"] == "CycloneDX"
+    assert told["metadata"]["component"]["name"] == "semkv-rag"
+    named = {f"{one['name']}=={one['version']}" for one in told["components"]}
+    lines = LOCK.read_text(encoding="utf-8").splitlines()
+    assert named == {line for line in lines if line and not line.startswith("#")}
+    assert len(named) > 300
+    assert all(one["purl"].startswith("pkg:pypi/") for one in told["components"])
+
+
+def test_an_sbom_that_cannot_be_made_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.release.LOCK", tmp_path / "nothing.lock")
+    with pytest.raises(RuntimeError, match=r"nothing\.lock"):
+        write_sbom(tmp_path)
