@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import subprocess
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -138,12 +140,26 @@ def test_the_chart_uses_the_values_that_it_has() -> None:
 def test_images_are_not_root_s(path: Path) -> None:
     lines = path.read_text().splitlines()
     users = [line.split()[1] for line in lines if line.startswith("USER ")]
-    assert users[-1] == "semkv"
-    after = lines[lines.index("USER semkv") :]
+    assert users[-1] == "10001", "a number, which Kubernetes can tell from root"
+    after = lines[lines.index("USER 10001") :]
     assert not [line for line in after if line.startswith(("RUN", "COPY"))]
     assert lines[-1] == 'ENTRYPOINT ["semkv", "serve"]'
     copied = [line.split()[1] for line in lines if line.startswith("COPY ")]
     assert all((ROOT / source).exists() for source in copied)
+
+
+@pytest.mark.parametrize("path", sorted((DEPLOY / "docker").iterdir()), ids=lambda path: path.name)
+def test_hadolint_has_nothing_against_an_image(path: Path, tmp_path: Path) -> None:
+    program = Path(sysconfig.get_path("scripts")) / "hadolint"
+
+    def checked(file: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([program, "--no-color", file], capture_output=True, text=True)
+
+    found = checked(path)
+    assert (found.returncode, found.stdout) == (0, "")
+    worse = tmp_path / "Dockerfile"
+    worse.write_text(path.read_text().replace("USER 10001", "USER root"))
+    assert "DL3002" in checked(worse).stdout
 
 
 def test_the_service_s_options_are_there() -> None:
