@@ -261,6 +261,21 @@ def check_model(
     return model_served(model, gate.reason)
 
 
+def check_configuration(model: str, arguments: Mapping[str, Any]) -> Finding:
+    """Whether a model's configuration has what reuse cannot serve; nothing is loaded."""
+    try:
+        from semkv_rag.connector.obstacle import config_obstacle
+        from semkv_rag.engine.launch import engine_arguments, resolve
+
+        config, _ = resolve(engine_arguments(model, arguments), None)
+        reason = config_obstacle(config)
+    except Exception as error:  # vLLM refuses a configuration with whatever it likes
+        return model_failed(model, error)
+    if reason is not None:
+        return model_served(model, reason)
+    return Finding("model", "ok", f"{model}: nothing in its configuration is against reuse")
+
+
 def model_served(model: str, reason: str | None) -> Finding:
     """What the engine's gate says of a model.
 

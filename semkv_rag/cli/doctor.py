@@ -26,6 +26,13 @@ def doctor_command(
         str | None,
         typer.Option(help="Start this model and check that its KV can be reused."),
     ] = None,
+    no_start: Annotated[
+        bool,
+        typer.Option(
+            "--no-start",
+            help="Look at the model's configuration alone; its weights need not be there. Needs --model.",
+        ),
+    ] = False,
     store: Annotated[
         Path | None,
         typer.Option(envvar="SEMKV_STORE", help="Check this store.", file_okay=False),
@@ -50,10 +57,14 @@ def doctor_command(
     Each finding says how to mend it. Exit code 1: something does not work. Warnings leave it 0.
     """
     arguments = options.engine_args(engine_arg)
-    _check_options(model, deep=deep, out=out)
+    _check_options(model, no_start=no_start, deep=deep, out=out)
     found: Deep | None = None
     with data_only_stdout():
-        findings = list(_findings(model, store, index_url, arguments, start=not deep))
+        findings = list(_findings(store, index_url))
+        if model is not None and no_start:
+            findings.append(checks.check_configuration(model, arguments))
+        elif model is not None and not deep:
+            findings.append(checks.check_model(model, store, index_url, arguments))
         if deep and model is not None and checks.worst(findings) != "fail":
             found, finding = _deep(model, store, arguments)
             findings.append(finding)
@@ -70,9 +81,12 @@ def doctor_command(
         raise typer.Exit(1)
 
 
-def _check_options(model: str | None, *, deep: bool, out: Path | None) -> None:
-    if deep and model is None:
-        raise OptionError("--deep checks a model: add --model FOLDER_OR_NAME")
+def _check_options(model: str | None, *, no_start: bool, deep: bool, out: Path | None) -> None:
+    for name, asked in (("--deep", deep), ("--no-start", no_start)):
+        if asked and model is None:
+            raise OptionError(f"{name} checks a model: add --model FOLDER_OR_NAME")
+    if deep and no_start:
+        raise OptionError("--deep starts the model: leave --no-start out")
     if out is None:
         return
     if not deep:
@@ -80,14 +94,7 @@ def _check_options(model: str | None, *, deep: bool, out: Path | None) -> None:
     check_writable("--out", out)
 
 
-def _findings(
-    model: str | None,
-    store: Path | None,
-    index_url: str | None,
-    arguments: dict[str, Any],
-    *,
-    start: bool,
-) -> Iterator[checks.Finding]:
+def _findings(store: Path | None, index_url: str | None) -> Iterator[checks.Finding]:
     packages = checks.installed_packages()
     yield checks.check_python()
     yield checks.check_vllm(packages)
@@ -96,8 +103,6 @@ def _findings(
     yield from checks.check_imports(packages)
     if store is not None:
         yield from checks.check_store(store, index_url)
-    if model is not None and start:
-        yield checks.check_model(model, store, index_url, arguments)
 
 
 def _deep(

@@ -61,6 +61,8 @@ def test_a_sound_engine(semkv: Semkv, tiny_model: Callable[[str], Path], tmp_pat
 def test_options_that_go_together(semkv: Semkv, tmp_path: Path) -> None:
     for arguments, words in (
         (("--deep",), "add --model"),
+        (("--no-start",), "add --model"),
+        (("--no-start", "--deep", "--model", "m"), "leave --no-start out"),
         (("--out", tmp_path / "x.json"), "add --deep"),
         (("--deep", "--model", "m", "--out", tmp_path / "no" / "x.json"), "make it first"),
     ):

@@ -1,6 +1,8 @@
 """`semkv doctor` finds what is wrong with an installation and a store, and says how to mend it."""
 
+import shutil
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -110,3 +112,28 @@ def test_the_command_on_this_installation(semkv: Semkv, root: Path) -> None:
     outcome = semkv("doctor", "--store", root / "nowhere")
     assert outcome.code == 1
     assert "to mend it: semkv precompute" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("arch", "code", "words"),
+    [("gemma3_sliding", 0, "nothing in its configuration"), ("deepseek_v2", 1, "attention is MLA")],
+)
+def test_a_configuration_without_weights(
+    semkv: Semkv,
+    tiny_model: Callable[[str], Path],
+    tmp_path: Path,
+    arch: str,
+    code: int,
+    words: str,
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model(arch), folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    outcome = semkv("doctor", "--model", folder, "--no-start")
+    assert words in outcome.out
+    assert outcome.code == code
+
+
+def test_a_configuration_that_is_not_there(semkv: Semkv, tmp_path: Path) -> None:
+    outcome = semkv("doctor", "--model", tmp_path / "nowhere", "--no-start")
+    assert outcome.code == 1
+    assert "nowhere does not run" in outcome.out
