@@ -137,15 +137,15 @@ class LocalCache:
             with self._count() as file:
                 before, _ = _numbers(file)
             self._remove_abandoned()
-            found: list[tuple[float, int, Path]] = []
-            # A file that is renamed meanwhile is seen twice, rather than not at all.
+            found: dict[int, tuple[float, int, Path]] = {}
+            # A file that gets its name meanwhile is seen twice, rather than not at all, and counts once.
             names = (temporary_files(self._root), chunk_files(self._root), state_files(self._root))
             for path in chain(*names):
                 if (seen := status(path)) is not None:
-                    found.append((max(seen.st_atime, seen.st_mtime), seen.st_size, path))
-            total = sum(size for _, size, _ in found)
-            left = total
-            for _, size, path in sorted(found):
+                    used_at = max(seen.st_atime, seen.st_mtime)
+                    found[seen.st_ino] = used_at, seen.st_size, path
+            left = sum(size for _, size, _ in found.values())
+            for _, size, path in sorted(found.values()):
                 if left <= self._max_bytes * LOW:
                     break
                 if not path.name.endswith(TEMPORARY_SUFFIX):
