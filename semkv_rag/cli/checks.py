@@ -287,7 +287,7 @@ def model_served(model: str, reason: str | None) -> Finding:
     return Finding(
         "model",
         "fail",
-        f"{model} runs, but without reuse: {reason}",
+        f"{model} is answered without reuse: {reason}",
         "use another model, or settings that the reason does not name",
     )
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +12,11 @@ import torch
 
 from semkv_rag.blend import SAMPLED, BlendShape, charged_ratio, expected_loss, selector_type
 from semkv_rag.config import FIRST_RATIO, ReuseOptions
-from semkv_rag.engine import Completion, Engine
-from semkv_rag.reuse import ReusePlan, Span, make_plan
+from semkv_rag.engine import Completion
+from semkv_rag.reuse import ReusePlan, Span
 from semkv_rag.selectors import SELECTORS
-from tests.reference import ReferenceModel, StoredKV, masked
+from tests.connector.pairs import Pair, assert_logprobs, plan_of
+from tests.reference import ReferenceModel, masked
 from tests.reference.cacheblend import change_of, masks, sensitivity_of
 from workbench.answers import SAMPLING, assert_same, blended, plain
 from workbench.chunks import Stored, Tokens, random_tokens, store_chunks
@@ -24,16 +25,6 @@ from workbench.inside import blend_steps, picked_positions
 
 PREFIX = random_tokens(900, 21)
 OTHER = random_tokens(899, 30)
-
-
-@dataclass
-class Pair:
-    """An engine and the reference, with the same chunks stored."""
-
-    engine: Engine
-    reference: ReferenceModel
-    chunks: list[Stored]
-    stored: Mapping[str, StoredKV]
 
 
 # One on vLLM's own class, one on the Transformers backend with rotation of half the dimensions; with
@@ -85,12 +76,6 @@ def behind_prefix(chunks: list[Stored]) -> tuple[Tokens, list[Span]]:
 PROMPTS = {"scattered": scattered, "behind prefix": behind_prefix}
 
 
-def plan_of(tokens: Tokens, spans: list[Span], options: ReuseOptions) -> ReusePlan:
-    plan = make_plan(spans, len(tokens), options)
-    assert plan is not None
-    return plan.asking(tokens)
-
-
 def ask(pair: Pair, prompt: str, **options: object) -> tuple[Completion, Tokens, ReusePlan]:
     tokens, spans = PROMPTS[prompt](pair.chunks)
     plan = plan_of(tokens, spans, ReuseOptions(**options))  # type: ignore[arg-type]
@@ -101,13 +86,6 @@ def ask(pair: Pair, prompt: str, **options: object) -> tuple[Completion, Tokens,
     assert answer.report.reused_tokens == plan.reused_tokens
     assert answer.report.exact_tokens == plan.exact_tokens
     return answer, tokens, plan
-
-
-def assert_logprobs(answer: Completion, expected: torch.Tensor) -> None:
-    assert answer.logprobs is not None
-    for token, logprob in answer.logprobs[0].items():
-        assert abs(logprob - float(expected[token])) <= 1e-4
-    assert answer.token_ids[0] == int(expected.argmax())
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)

@@ -6,19 +6,18 @@ Windows are of 32 tokens and prompts of some 300, so that nothing here is right 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from semkv_rag.config import ReuseOptions
-from semkv_rag.engine import Completion, Engine
-from semkv_rag.reuse import ReusePlan, Span, make_plan
-from tests.reference import ReferenceModel, StoredKV, masked
+from semkv_rag.engine import Completion
+from semkv_rag.reuse import ReusePlan, Span
+from tests.connector.pairs import Pair, assert_logprobs, plan_of
+from tests.reference import ReferenceModel, masked
 from workbench.answers import SAMPLING, assert_same, blended, plain
-from workbench.chunks import Stored, Tokens, random_tokens, store_chunks
+from workbench.chunks import Tokens, random_tokens, store_chunks
 from workbench.engines import Engines
 from workbench.inside import picked_positions
 from workbench.tiny_models import WINDOW, WINDOWED
@@ -27,14 +26,8 @@ PREFIX = random_tokens(900, 50)
 OTHER = random_tokens(899, 40)
 
 
-@dataclass
-class Windowed:
-    """An engine and the reference, with the same chunks stored: the last one behind `PREFIX`."""
-
-    engine: Engine
-    reference: ReferenceModel
-    chunks: list[Stored]
-    stored: Mapping[str, StoredKV]
+class Windowed(Pair):
+    """The last chunk is stored behind `PREFIX`."""
 
     def prompt(self, seed: int = 0) -> tuple[Tokens, list[Span]]:
         """An exact span, three others in another order, the last one cut, with text around them."""
@@ -48,9 +41,7 @@ class Windowed:
         return prompt + random_tokens(910 + seed, 9), spans
 
     def plan(self, tokens: Tokens, spans: list[Span], **options: object) -> ReusePlan:
-        plan = make_plan(spans, len(tokens), ReuseOptions(**options))  # type: ignore[arg-type]
-        assert plan is not None
-        return plan.asking(tokens)
+        return plan_of(tokens, spans, ReuseOptions(**options))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module", params=WINDOWED)
@@ -67,13 +58,6 @@ def windowed(
         stored = {c.id: reference.compared(c.context, c.tokens, OTHER) for c in chunks[:3]}
         stored[chunks[3].id] = reference.stored(PREFIX, chunks[3].tokens)
         yield Windowed(engine, reference, chunks, stored)
-
-
-def assert_logprobs(answer: Completion, expected: torch.Tensor) -> None:
-    assert answer.logprobs is not None
-    for token, logprob in answer.logprobs[0].items():
-        assert abs(logprob - float(expected[token])) <= 1e-4
-    assert answer.token_ids[0] == int(expected.argmax())
 
 
 def test_the_gate_moves_keys_and_attends_exactly(windowed: Windowed) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 from workbench.chunks import random_tokens
 from workbench.dashboard.load import STORED, Load
 from workbench.dashboard.panels import Curve, Panel, curves, draw, filled, panels
-from workbench.dashboard.prometheus import COMPOSE, Prometheus, QueryError, installed
+from workbench.dashboard.prometheus import COMPOSE, Prometheus, QueryError
 from workbench.server import Server
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(0)]
@@ -24,7 +25,7 @@ LIMIT_BYTES = 6 << 20
 
 
 def test_promtool_takes_the_rules_and_the_configuration(tmp_path: Path) -> None:
-    if (promtool := installed("promtool")) is None:
+    if (promtool := shutil.which("promtool")) is None:
         pytest.skip("no promtool: apt install prometheus")
     rules = subprocess.run(
         [promtool, "check", "rules", COMPOSE / "alerts.yaml"], capture_output=True, text=True
@@ -48,7 +49,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 def run(reader: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    if installed("prometheus") is None:
+    if shutil.which("prometheus") is None:
         pytest.skip("no Prometheus: apt install prometheus")
     from transformers import AutoTokenizer
 

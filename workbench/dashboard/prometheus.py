@@ -8,12 +8,12 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
 import yaml
 
+from semkv_rag.closing import Closing
 from workbench.settings import ROOT
 
 COMPOSE = ROOT / "deploy" / "compose"
@@ -35,16 +35,11 @@ class Series:
     values: list[float]
 
 
-def installed(name: str) -> str | None:
-    """The path of `prometheus` or `promtool`; None where it is not installed."""
-    return shutil.which(name)
-
-
 class QueryError(Exception):
     """What Prometheus has against a query."""
 
 
-class Prometheus:
+class Prometheus(Closing):
     """Started on entering, ended on leaving.
 
     Args:
@@ -69,7 +64,7 @@ class Prometheus:
         self._address = f"127.0.0.1:{port}"
 
     def __enter__(self) -> Self:
-        program = installed("prometheus")
+        program = shutil.which("prometheus")
         assert program is not None, "apt install prometheus"
         self._log = (self._folder / "log").open("wb")
         self._process = subprocess.Popen(
@@ -90,21 +85,14 @@ class Prometheus:
             except httpx.TransportError:
                 pass
             time.sleep(0.1)
-        self._end()
+        self.close()
         raise RuntimeError((self._folder / "log").read_text()[-2000:])
 
-    def _end(self) -> None:
+    def close(self) -> None:
+        """End it."""
         self._process.terminate()
         self._process.wait()
         self._log.close()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._end()
 
     def range(self, query: str, begin: float, end: float, step: float) -> list[Series]:
         """A query's values from `begin` to `end`, every `step` seconds.
