@@ -35,11 +35,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     cores = sorted(os.sched_getaffinity(0))
-    own = cores[int(worker.removeprefix("gw")) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
-    if own:
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, own)))
-        # PyTorch outside of vLLM: threads of two processes that wait for each other's cores spin.
-        os.environ.setdefault("OMP_NUM_THREADS", str(len(own)))
+    first = int(worker.removeprefix("gw")) % len(cores)
+    own = cores[first :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, own)))
+    # PyTorch outside of vLLM: threads of two processes that wait for each other's cores spin.
+    os.environ.setdefault("OMP_NUM_THREADS", str(len(own)))
 
 # No test is about time: a busy machine fails none.
 settings.register_profile("ours", deadline=None)

@@ -1,4 +1,4 @@
-"""The notebooks run in Jupyter's own kernel on a real model, cell by cell, and what they show is right."""
+"""The notebooks run in Jupyter's own kernel on a real model, and what they show is right."""
 
 from __future__ import annotations
 
