@@ -45,6 +45,7 @@ from rich.table import Table
 from semkv_rag.config import ReuseOptions
 from semkv_rag.corpus import PrecomputeProgress, precompute
 from semkv_rag.engine import Engine
+from semkv_rag.engine.cpu_dtype import fast_dtype
 from semkv_rag.report import ReuseReport
 
 HERE = Path(__file__).resolve().parent
@@ -103,7 +104,7 @@ USUAL = Setup(
         "fast": {"preset": "fast"},
         "as stored": {"selector": "none"},
     },
-    engine={"kv_cache_memory_bytes": 1 << 30},
+    engine={"dtype": fast_dtype(), "kv_cache_memory_bytes": 1 << 30},
 )
 # A model of six layers that was trained for this repository's tests. It knows one form of prompt, and
 # binds what crosses chunks in its first two layers, which this selector computes for all tokens.

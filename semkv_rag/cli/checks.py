@@ -276,6 +276,20 @@ def check_configuration(model: str, arguments: Mapping[str, Any]) -> Finding:
     return Finding("model", "ok", f"{model}: nothing in its configuration is against reuse")
 
 
+def check_dtype(model: str, arguments: Mapping[str, Any]) -> Iterator[Finding]:
+    """A model whose numbers this CPU computes slowly."""
+    from semkv_rag.engine.cpu_dtype import slow_dtype
+    from semkv_rag.engine.launch import engine_arguments, resolve
+
+    try:
+        config, _ = resolve(engine_arguments(model, arguments), None)
+    except Exception:  # what is wrong with it, the other checks of the model say
+        return
+    if reason := slow_dtype(config):
+        said, mend = reason.split(": ", 1)
+        yield Finding("dtype", "warn", f"{model}: {said}", mend)
+
+
 def model_served(model: str, reason: str | None) -> Finding:
     """What the engine's gate says of a model.
 

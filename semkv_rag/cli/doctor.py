@@ -65,6 +65,8 @@ def doctor_command(
             findings.append(checks.check_configuration(model, arguments))
         elif model is not None and not deep:
             findings.append(checks.check_model(model, store, index_url, arguments))
+        if model is not None:
+            findings.extend(checks.check_dtype(model, arguments))
         if deep and model is not None and checks.worst(findings) != "fail":
             found, finding = _deep(model, store, arguments)
             findings.append(finding)

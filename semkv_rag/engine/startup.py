@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,11 +17,14 @@ from semkv_rag.connector.cores import cores_of_its_own
 from semkv_rag.connector.fingerprint import config_fingerprint
 from semkv_rag.connector.messages import GateReport
 from semkv_rag.engine.client import ReportingLLM
+from semkv_rag.engine.cpu_dtype import slow_dtype
 from semkv_rag.engine.llm_capturer import LLMCapturer
 from semkv_rag.engine.prompt_lookup import PromptLookup
 from semkv_rag.prompt_cache import Cascade, Encoder, PromptCacheOptions
 from semkv_rag.store import KVStore
 from semkv_rag.store.objects.objects import used_in_this_process
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ async def start(
         StoreError: what the prompt cache has stored cannot be read.
     """
     fingerprint = config_fingerprint(config)
+    if slow := slow_dtype(config):
+        logger.warning("semkv: %s", slow)
     if used_in_this_process():  # its threads are not in a fork
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     with _script_left_alone(), cores_of_its_own(config.parallel_config.world_size):
