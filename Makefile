@@ -47,7 +47,7 @@ UNPACK := const fs = require("fs"), packed = fs.readFileSync("chromium.br"); \
 	fs.writeFileSync("chromium", require("zlib").brotliDecompressSync(packed), {mode: 0o755})
 
 # What takes long, and loops of kills and faults. make soak ROUNDS=10: loops for a night.
-soak: setup build/triton/.ready
+soak: setup build/triton/.ready build/sbom/.ready
 	SOAK_ROUNDS=$(or $(ROUNDS),1) $(PYTEST) -m soak --durations 0 --durations-min 1
 
 # For its interpreter alone: beside vLLM's CPU build it would be in the way.
@@ -74,8 +74,12 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
 
 # Sources, wheels and an SBOM, in dist.
-release: setup
+release: setup build/sbom/.ready
 	$(RUN) -m workbench.release
+
+build/sbom/.ready: $(READY) requirements/release.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --target build/sbom -r requirements/release.txt
+	@touch $@
 
 # make demo [MODEL=folder-or-name] [DOCS=folder] [QUESTIONS=file.json]; SmolLM2 on examples/articles when left out
 demo: setup $(if $(MODEL),,model)

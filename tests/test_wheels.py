@@ -158,6 +158,7 @@ def test_sources_without_a_repository_have_their_version(repository: Path, tmp_p
     assert versions(tmp_path / "copy") == {"0.1.0.dev0"}
 
 
+@pytest.mark.soak
 def test_the_sbom_names_each_package_that_is_pinned(tmp_path: Path) -> None:
     told = json.loads(
         write_sbom(tmp_path).read_text()
@@ -171,6 +172,7 @@ def test_the_sbom_names_each_package_that_is_pinned(tmp_path: Path) -> None:
     assert all(one["purl"].startswith("pkg:pypi/") for one in told["components"])
 
 
+@pytest.mark.soak
 def test_an_sbom_that_cannot_be_made_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,10 +59,21 @@ class _Process(ForkServerProcess):
         os.environ.update(self._environment)
         # The engine process forks its worker, as vLLM does by default on a GPU.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        _wait_without_spinning()
         for target, given in enumerate(self._outputs, start=1):
             os.dup2(given.number, target)
             os.close(given.number)
         super().run()
+
+
+def _wait_without_spinning() -> None:
+    """Have vLLM's processes sleep at once while they wait for each other.
+
+    They poll for a second first, which is for cores that nobody else needs: here several engines share two.
+    """
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
+    SpinCondition.__init__.__defaults__ = (0,)  # `busy_loop_s`
 
 
 class _Context(ForkServerContext):

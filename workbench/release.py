@@ -7,6 +7,7 @@ the pinned set.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from workbench.settings import ROOT
 INTEGRATIONS = ("llama-index-llms-semkv", "langchain-semkv")
 LOCK = ROOT / "requirements" / "cpu.lock"
 SBOM = "semkv-rag.cdx.json"
+TOOLS = ROOT / "build" / "sbom"
+"""What `make release` installs `requirements/release.txt` into."""
 
 
 def build(folder: Path) -> list[Path]:
@@ -38,7 +41,11 @@ def write_sbom(folder: Path) -> Path:
 
 def _run(*command: object) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", *map(str, command)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", *map(str, command)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(TOOLS)},
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(map(str, command))}:\n{done.stdout}{done.stderr}")
