@@ -18,7 +18,7 @@ from semkv_rag.store.files.state_file import StateHeader
 from semkv_rag.store.gone import BATCH, GoneFile, promised, unlink
 from semkv_rag.store.index import chunks, feed
 from semkv_rag.store.index.database import Database
-from semkv_rag.store.records import Problem
+from semkv_rag.store.records import Problem, VerifyReport
 from semkv_rag.store.states import StoredStates
 from semkv_rag.store.upkeep.contents import Contents
 
@@ -70,6 +70,17 @@ class Verification:
         self.bytes = 0
         self.problems: list[Problem] = []
         self.notices: list[Problem] = []
+
+    def report(self) -> VerifyReport:
+        """What the run has found so far."""
+        return VerifyReport(
+            chunks=self.chunks,
+            bytes=self.bytes,
+            problems=tuple(self.problems),
+            notices=tuple(self.notices),
+            repaired=self._repair,
+            states=self.states,
+        )
 
     def check_feed(self) -> None:
         """The numbers of the change feed: without them nothing can be added or removed."""

@@ -68,14 +68,7 @@ def verify(
     run.check_files()
     run.check_state_files()
     run.check_temporary_files()
-    return VerifyReport(
-        chunks=run.chunks,
-        bytes=run.bytes,
-        problems=tuple(run.problems),
-        notices=tuple(run.notices),
-        repaired=repair,
-        states=run.states,
-    )
+    return run.report()
 
 
 @dataclass(frozen=True, eq=False)

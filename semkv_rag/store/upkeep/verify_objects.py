@@ -51,14 +51,7 @@ def verify_objects(
     run.check_chunks()
     run.check_states()
     run.check_unknown()
-    return VerifyReport(
-        chunks=run.chunks,
-        bytes=run.bytes,
-        problems=tuple(run.problems),
-        notices=tuple(run.notices),
-        repaired=repair,
-        states=run.states,
-    )
+    return run.report()
 
 
 class _Run(Verification):
