@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from semkv_rag.engine import Engine
-from workbench.settings import ENGINE_ARGS
+from workbench.settings import ARGS_OF_MODEL, ENGINE_ARGS
 
 
 class Engines:
@@ -45,7 +45,9 @@ class Engines:
         """
         if "store" not in arguments:
             arguments["store"] = self._folder(model.name)
-        return Engine(str(model), **{**ENGINE_ARGS, **arguments})
+        return Engine(
+            str(model), **{**ENGINE_ARGS, **ARGS_OF_MODEL.get(model.name, {}), **arguments}
+        )
 
     def close(self) -> None:
         """End those that are kept."""

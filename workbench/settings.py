@@ -17,3 +17,7 @@ ENGINE_ARGS: dict[str, Any] = {
     "block_size": 32,
     "seed": 0,
 }
+
+# vLLM's kernels for AMX take no float32.
+ARGS_OF_MODEL: dict[str, dict[str, Any]] = {"deepseek_v2": {"attention_backend": "CPU_MLA"}}
+"""By a small model's name."""

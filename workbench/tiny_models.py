@@ -119,7 +119,16 @@ def _phi() -> transformers.PretrainedConfig:
 
 def _deepseek_v2() -> transformers.PretrainedConfig:
     # Multi-head latent attention: one compressed entry per token, no K and V per head. vLLM's CPU
-    # kernel is written for DeepSeek's own entry of 512 + 64.
+    # kernel is written for DeepSeek's own entry of 512 + 64. YaRN is DeepSeek's, with both its factors;
+    # without it vLLM 0.32 turns queries wrongly on a CPU.
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 512,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.707,
+    }
     return transformers.DeepseekV2Config(
         **SHAPE | {"num_key_value_heads": 4},
         **TOKENS,
@@ -136,7 +145,15 @@ def _deepseek_v2() -> transformers.PretrainedConfig:
         n_group=1,
         topk_group=1,
         topk_method="greedy",
+        rope_parameters=rope,
     )
+
+
+def _deepseek_sparse() -> transformers.PretrainedConfig:
+    # What DeepSeek V3.2 has beside V3's latents, for vLLM: an indexer. Its configuration alone is read.
+    config = _deepseek_v2()
+    config.index_topk = 64
+    return config
 
 
 def _gemma2_sliding() -> transformers.PretrainedConfig:
@@ -216,11 +233,14 @@ WINDOWED: dict[str, Callable[[], transformers.PretrainedConfig]] = {
 }
 """Those with sliding windows, which are shorter than what the tests ask."""
 
+LATENT: dict[str, Callable[[], transformers.PretrainedConfig]] = {"deepseek_v2": _deepseek_v2}
+"""Those with multi-head latent attention."""
+
 UNSERVABLE: dict[str, Callable[[], transformers.PretrainedConfig]] = {
-    "deepseek_v2": _deepseek_v2,
     "gpt2": _gpt2,
+    "deepseek_sparse": _deepseek_sparse,
 }
-"""Architectures that must run plain: MLA, learned absolute positions."""
+"""Architectures that must run plain: learned absolute positions, sparse MLA."""
 
 
 def _llava() -> transformers.PretrainedConfig:
@@ -300,6 +320,7 @@ IMAGE_PROMPTS = {"llava": "<image>", "idefics3": "<image>", "blip2": ""}
 ARCHITECTURES = (
     SERVABLE
     | WINDOWED
+    | LATENT
     | UNSERVABLE
     | {"mid": _mid, "llava": _llava, "idefics3": _idefics3, "blip2": _blip2}
 )

@@ -110,9 +110,8 @@ def plan_command(
 def _share(codec: str, shape: ModelShape) -> float:
     """What a codec makes of the KV's bytes."""
     dtype = torch.float32 if shape.number_bytes == 4 else torch.bfloat16
-    head = (shape.kv_heads, shape.head_dim)
     try:
-        taken = codec_named(codec).bytes_per_token(head, head, dtype)
+        taken = codec_named(codec).bytes_per_token(*shape.kv_shapes, dtype)
     except ValueError as error:
         raise OptionError(f"--codec {codec}: {shape.name}: {error}") from error
     return taken * shape.layers / shape.kv_bytes_per_token

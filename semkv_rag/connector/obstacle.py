@@ -13,7 +13,12 @@ def config_obstacle(config: VllmConfig) -> str | None:
     model, parallel = config.model_config, config.parallel_config
     drafts = config.speculative_config
     obstacles = {
-        "its attention is MLA, whose cache holds no keys": model.use_mla,
+        "its MLA is sparse: an indexer picks what each token attends to": (
+            model.use_mla and hasattr(model.hf_text_config, "index_topk")
+        ),
+        "its MLA keeps latents in 8 bits": (
+            model.use_mla and config.cache_config.cache_dtype.startswith("fp8")
+        ),
         "it has recurrent layers beside attention (hybrid cache)": model.is_hybrid,
         "it is an encoder-decoder": model.is_encoder_decoder,
         "it is a pooling model": model.runner_type == "pooling",

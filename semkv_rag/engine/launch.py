@@ -213,16 +213,23 @@ def kv_bytes_per_token(config: VllmConfig, codec: str | None = None) -> int:
     if codec is None:
         transfer = config.kv_transfer_config
         codec = PLAIN if transfer is None else transfer.get_from_extra_config("codec", PLAIN)
+    keys, values = _kv_shapes(config)
+    copies = int(parallel.tensor_parallel_size) * int(model.get_num_layers(parallel))
     if codec != PLAIN:
-        shape = (model.get_num_kv_heads(parallel), model.get_head_size())
-        layer = codec_named(codec).bytes_per_token(shape, shape, model.dtype)
-        ranks, layers = int(parallel.tensor_parallel_size), int(model.get_num_layers(parallel))
-        return math.ceil(layer * layers * ranks)
-    heads = model.get_num_kv_heads(parallel) * parallel.tensor_parallel_size
+        return math.ceil(copies * codec_named(codec).bytes_per_token(keys, values, model.dtype))
     name = config.cache_config.cache_dtype
     dtype = model.dtype if name == "auto" else STR_DTYPE_TO_TORCH_DTYPE[name]
-    numbers = 2 * model.get_num_layers(parallel) * heads * model.get_head_size()
-    return int(numbers * dtype.itemsize)
+    return copies * (math.prod(keys) + math.prod(values)) * int(dtype.itemsize)
+
+
+def _kv_shapes(config: VllmConfig) -> tuple[tuple[int, int], tuple[int, int]]:
+    """`(kv_heads, head_dim)` of K and of V on each rank. A latent is on all of them."""
+    model = config.model_config
+    if model.use_mla:
+        text = model.hf_text_config
+        return (1, int(text.qk_rope_head_dim)), (1, int(text.kv_lora_rank))
+    shape = (int(model.get_num_kv_heads(config.parallel_config)), int(model.get_head_size()))
+    return shape, shape
 
 
 def model_fingerprint(model: str, **engine_args: Any) -> str:

@@ -19,12 +19,15 @@ class ModelShape:
 
     Attributes:
         name: as it was asked for.
-        layers, heads, kv_heads, head_dim: of its attention.
+        layers, heads, kv_heads: of its attention.
+        head_dim: of its keys and values; the mean of both where they are made of latents.
         parameters: in matrices that a token is multiplied by, embeddings left out; of a mixture of
             experts those of the experts that a token takes.
         number_bytes: of one number of K or V.
         windowed: how many of the layers have a sliding window.
         window: of these, in tokens.
+        latent: what is kept of a token for all heads in place of K and V (multi-head latent attention),
+            in numbers: of the part that turns with the position, and of the latent. None for K and V.
     """
 
     name: str
@@ -36,11 +39,21 @@ class ModelShape:
     number_bytes: int
     windowed: int = 0
     window: int = 0
+    latent: tuple[int, int] | None = None
+
+    @property
+    def kv_shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """`(kv_heads, head_dim)` of K and of V, as they are stored."""
+        if self.latent is not None:
+            turning, latent = self.latent
+            return (1, turning), (1, latent)
+        return (self.kv_heads, self.head_dim), (self.kv_heads, self.head_dim)
 
     @property
     def kv_bytes_per_token(self) -> int:
         """K and V of all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.number_bytes
+        numbers = sum(heads * dim for heads, dim in self.kv_shapes)
+        return self.layers * numbers * self.number_bytes
 
     @property
     def token_flops(self) -> int:
@@ -88,18 +101,30 @@ def model_shape(model: str, *, kv_dtype: str | None = None) -> ModelShape:
         layers=layers,
         heads=heads,
         kv_heads=int(getattr(text, "num_key_value_heads", None) or heads),
-        head_dim=int(getattr(text, "head_dim", None) or text.hidden_size // heads),
+        head_dim=_head_dim(text, heads),
         parameters=_parameters(text),
         number_bytes=_number_bytes(kv_dtype or str(text.dtype or "float32")),
         windowed=_windowed(text, layers) if window else 0,
         window=window,
+        latent=(int(text.qk_rope_head_dim), int(text.kv_lora_rank)) if _has_latents(text) else None,
     )
+
+
+def _has_latents(config: Any) -> bool:
+    return bool(getattr(config, "kv_lora_rank", None))
+
+
+def _head_dim(config: Any, heads: int) -> int:
+    if _has_latents(config):
+        key_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
+        return int(key_dim + config.v_head_dim) // 2
+    return int(getattr(config, "head_dim", None) or config.hidden_size // heads)
 
 
 def _other_cache(config: Any) -> str | None:
     """The kind of cache that is not K and V of every token, in words."""
-    if getattr(config, "kv_lora_rank", None):
-        return "multi-head latent attention"
+    if _has_latents(config) and getattr(config, "index_topk", None):
+        return "sparse multi-head latent attention"
     kinds = set(getattr(config, "layer_types", None) or ())
     if others := sorted(kinds - {"full_attention", "attention", SLIDING}):
         return f"layers of {', '.join(others)}"

@@ -116,7 +116,10 @@ def test_the_command_on_this_installation(semkv: Semkv, root: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arch", "code", "words"),
-    [("gemma3_sliding", 0, "nothing in its configuration"), ("deepseek_v2", 1, "attention is MLA")],
+    [
+        ("gemma3_sliding", 0, "nothing in its configuration"),
+        ("deepseek_sparse", 1, "its MLA is sparse"),
+    ],
 )
 def test_a_configuration_without_weights(
     semkv: Semkv,

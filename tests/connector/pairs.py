@@ -21,12 +21,14 @@ class Pair:
     Attributes:
         chunks: as the engine's store has them.
         stored: their KV as the reference computes it, by chunk.
+        caches: whether vLLM has a prefix cache. For latents it has none on a CPU without AMX.
     """
 
     engine: Engine
     reference: ReferenceModel
     chunks: list[Stored]
     stored: Mapping[str, StoredKV]
+    caches: bool = True
 
 
 def plan_of(tokens: Tokens, spans: list[Span], options: ReuseOptions) -> ReusePlan:

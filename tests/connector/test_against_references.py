@@ -22,14 +22,23 @@ from workbench.answers import SAMPLING, assert_same, blended, plain
 from workbench.chunks import Stored, Tokens, random_tokens, store_chunks
 from workbench.engines import Engines
 from workbench.inside import blend_steps, picked_positions
+from workbench.tiny_models import LATENT
 
 PREFIX = random_tokens(900, 21)
 OTHER = random_tokens(899, 30)
 
 
 # One on vLLM's own class, one on the Transformers backend with rotation of half the dimensions; with
-# a batch size that cuts the blends into pieces on the latter.
-@pytest.fixture(scope="module", params=[("qwen3", None), ("glm", 96)], ids=str)
+# a batch size that cuts the blends into pieces on the latter. One with latents, without a prefix cache.
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("qwen3", None),
+        ("glm", 96),
+        pytest.param(("deepseek_v2", None), marks=pytest.mark.soak),
+    ],
+    ids=str,
+)
 def pair(
     request: pytest.FixtureRequest,
     engines: Engines,
@@ -46,7 +55,7 @@ def pair(
         stored = {chunk.id: reference.stored(chunk.context, chunk.tokens) for chunk in chunks}
         for chunk in chunks[:3]:
             stored[chunk.id] = reference.compared(chunk.context, chunk.tokens, OTHER)
-        yield Pair(engine, reference, chunks, stored)
+        yield Pair(engine, reference, chunks, stored, arch not in LATENT)
 
 
 def scattered(chunks: list[Stored]) -> tuple[Tokens, list[Span]]:
@@ -196,7 +205,7 @@ def test_auto_computes_until_the_risk_is_what_was_promised(pair: Pair, prompt: s
     assert_logprobs(more, expected.logprobs)
     # The choice is remembered where the cache holds the beginning.
     again = blended(pair.engine, tokens, ratio="auto", promise=0.6 * least.report.risk)
-    assert again.report.cached_tokens > 0
+    assert (again.report.cached_tokens > 0) is pair.caches
     assert_logprobs(again, expected.logprobs)
     whole, tokens, plan = ask(pair, prompt, ratio="auto", promise=1e-9)
     assert whole.report.recomputed_tokens == plan.reused_tokens
@@ -278,6 +287,8 @@ async def test_several_requests_in_one_step_pick_each_their_own(pair: Pair) -> N
 def test_a_prompt_prefix_in_the_prefix_cache_changes_no_choice(
     pair: Pair, options: dict[str, object]
 ) -> None:
+    if not pair.caches:
+        pytest.skip("there is no prefix cache")
     tokens, spans = PROMPTS["behind prefix"](pair.chunks)
     pair.engine.reset_prefix_cache()
     prefix = tokens[: len(PREFIX) + len(pair.chunks[4].tokens)]
@@ -296,7 +307,7 @@ def test_another_question_finds_only_blocks_that_do_not_depend_on_it(
     other = [*tokens[:-8], *random_tokens(913, 8)]
     answer = blended(pair.engine, other, **options)
     query_aware = selector_type(plan.options.selector).needs_question
-    assert (answer.report.cached_tokens > 32) is not query_aware
+    assert (answer.report.cached_tokens > 32) is (pair.caches and not query_aware)
     _, spans = PROMPTS["scattered"](pair.chunks)
     expected = pair.reference.blend(other, plan_of(other, spans, plan.options), pair.stored)
     assert_logprobs(answer, expected.logprobs)

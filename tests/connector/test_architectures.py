@@ -13,7 +13,7 @@ from workbench.answers import assert_same, blended, plain
 from workbench.chunks import Stored, Tokens, random_tokens, store_chunks
 from workbench.engines import Engines
 
-ON_VLLM_CLASSES = ("llama", "qwen3", "qwen2_yarn", "qwen2_moe", "gemma2", "gptj")
+ON_VLLM_CLASSES = ("llama", "qwen3", "qwen2_yarn", "qwen2_moe", "gemma2", "gptj", "deepseek_v2")
 ON_TRANSFORMERS_BACKEND = ("olmo2", "glm", "phi")
 SERVED = ON_VLLM_CLASSES + ON_TRANSFORMERS_BACKEND
 IN_BFLOAT16 = ("llama", "glm")

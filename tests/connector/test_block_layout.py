@@ -163,11 +163,8 @@ def test_blocks_stand_on_any_axis(shape: tuple[int, ...], axis: int, parts: int)
 def test_a_model_with_such_a_cache_is_refused() -> None:
     """Each token of a cache of four bits would have a scale of its own."""
     attention = SimpleNamespace(
-        head_size=KEY_DIM,
-        head_size_v=KEY_DIM,
         kv_cache=torch.zeros(4, TOKENS, HEADS, KEY_DIM, dtype=torch.uint8),
         kv_cache_dtype="int4_per_token_head",
-        backend=SimpleNamespace(name="SOME_ATTN"),
     )
     paged = SimpleNamespace(
         device=torch.device("cpu"),
@@ -177,7 +174,8 @@ def test_a_model_with_such_a_cache_is_refused() -> None:
         codes=lambda cache, copies: copies.flatten(0, 1).flatten(1),
     )
     tap = SimpleNamespace(write=lambda index, keys, values, slots: None)
-    layer: Any = SimpleNamespace(attention=attention, kv_heads=HEADS)
+    heads = (HEADS, KEY_DIM)
+    layer: Any = SimpleNamespace(attention=attention, kv_shapes=(heads, heads), backend="SOME_ATTN")
     with pytest.raises(Unservable, match=r"layer 0 .* \(kv_cache_dtype int4_per_token_head, SOME"):
         find_layouts([layer], cast(Any, tap), cast(Any, paged), torch.bfloat16)
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from semkv_rag.connector.worker.model.kv_tap import unquantised
+from semkv_rag.connector.worker.model.layer import unquantised
 
 FP8 = torch.float8_e4m3fn
 

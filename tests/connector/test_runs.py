@@ -16,6 +16,14 @@ def test_runs_of_several_requests() -> None:
     assert (len(runs), runs.longest) == (5, 3)
 
 
+def test_each_token_a_run() -> None:
+    runs = Runs.of([torch.tensor([3, 4, 9]), torch.tensor([0])], by_token=True)
+    assert runs.query_start.tolist() == [0, 1, 2, 3, 4]
+    assert runs.seq_lens.tolist() == [4, 5, 10, 1]
+    assert runs.owners.tolist() == [0, 0, 0, 1]
+    assert (len(runs), runs.longest) == (4, 1)
+
+
 def test_breaks() -> None:
     assert breaks(torch.tensor([7])).tolist() == []
     assert breaks(torch.tensor([7, 8, 9])).tolist() == []

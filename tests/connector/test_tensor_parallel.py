@@ -1,4 +1,4 @@
-"""Two ranks, each with its own heads and files, answer as one does."""
+"""Two ranks, each with its own files, answer as one does: each has its own heads, or all latents."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("arch", ["qwen3", pytest.param("deepseek_v2", marks=pytest.mark.soak)])
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a core for each of two ranks")
 def test_two_ranks_answer_as_one(
+    arch: str,
     engines: Engines,
     tiny_model: Callable[[str], Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = tiny_model("qwen3")
+    model = tiny_model(arch)
     tokens = [random_tokens(seed, 60 + seed) for seed in range(3)]
     prompt = [*random_tokens(99, 16), *tokens[2], *tokens[0], *random_tokens(77, 16)]
 

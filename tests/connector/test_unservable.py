@@ -15,7 +15,7 @@ from semkv_rag.errors import EngineError
 from semkv_rag.reuse import token_array
 from semkv_rag.store import place_of
 from tests.reference import PlainModel
-from workbench.answers import SAMPLING, assert_same
+from workbench.answers import SAMPLING
 from workbench.chunks import random_tokens
 from workbench.engines import Engines
 from workbench.settings import ENGINE_ARGS
@@ -23,14 +23,12 @@ from workbench.settings import ENGINE_ARGS
 NOTICE = "semkv: this model is answered without reuse"
 
 CASES: dict[str, tuple[str, dict[str, Any], str]] = {
-    # vLLM's MLA on AMX takes no float32.
-    "MLA": ("deepseek_v2", {"dtype": "bfloat16"}, "MLA"),
     "learned positions": ("gpt2", {}, "positions are not relative"),
     "LoRA": ("qwen3", {"enable_lora": True, "max_lora_rank": 8}, "LoRA is on"),
 }
 
 
-IN_CONFIGURATION = ("MLA", "LoRA")
+IN_CONFIGURATION = ("LoRA",)
 """Refused before anything starts; that they answer all the same is for `make soak`."""
 
 
@@ -66,20 +64,17 @@ def test_it_runs_plain(
     # Some obstacles show in the configuration, in this process; some in the engine's.
     output = capfd.readouterr()
     assert (caplog.text + output.out + output.err).count(NOTICE) == 1
-    if case == "MLA":  # transformers computes another function there
-        with engines.own(folder, store=None, **arguments) as plain:
-            assert plain.gate.reason == "no store was given"
-            assert_same(answer, plain.generate(prompt, sampling=SAMPLING))
-    else:
-        tokens, logprobs = PlainModel(folder).greedy(prompt, len(answer.token_ids))
-        assert list(answer.token_ids) == tokens
-        assert answer.logprobs is not None
-        for position, expected in zip(answer.logprobs, logprobs, strict=True):
-            for token, logprob in position.items():
-                assert abs(logprob - float(expected[token])) <= 1e-4
+    tokens, logprobs = PlainModel(folder).greedy(prompt, len(answer.token_ids))
+    assert list(answer.token_ids) == tokens
+    assert answer.logprobs is not None
+    for position, expected in zip(answer.logprobs, logprobs, strict=True):
+        for token, logprob in position.items():
+            assert abs(logprob - float(expected[token])) <= 1e-4
 
 
 BEFORE = {
+    "sparse MLA": ("deepseek_sparse", {}, "its MLA is sparse"),
+    "latents in 8 bits": ("deepseek_v2", {"kv_cache_dtype": "fp8"}, "keeps latents in 8 bits"),
     "pipeline parallel": (
         "qwen3",
         {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"},

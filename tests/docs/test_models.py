@@ -9,7 +9,7 @@ import pytest
 
 from workbench.pages import tables
 from workbench.settings import ROOT
-from workbench.tiny_models import ARCHITECTURES, UNSERVABLE, WINDOWED
+from workbench.tiny_models import ARCHITECTURES, LATENT, UNSERVABLE, WINDOWED
 
 PAGE = ROOT / "docs" / "models.md"
 ROWS = {row[1].strip("`"): row for row in tables(PAGE, "Tested")[0]}
@@ -22,10 +22,12 @@ def named_in(file: str) -> set[str]:
 
 
 SERVED = named_in("connector/test_architectures.py")
+KINDS = (*WINDOWED, *LATENT)
+"""Those of test_layer_kinds.py."""
 COLUMNS = {
-    3: {*SERVED, *WINDOWED},
-    4: {*named_in("connector/test_against_references.py"), *WINDOWED},
-    5: {*SERVED, *WINDOWED},
+    3: {*SERVED, *KINDS},
+    4: {*named_in("connector/test_against_references.py"), *KINDS},
+    5: {*SERVED, *KINDS},
     6: named_in("connector/test_tensor_parallel.py"),
 }
 """The small models that run, by the column that says so."""

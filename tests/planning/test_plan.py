@@ -69,11 +69,40 @@ def test_of_a_mixture_the_experts_that_a_token_takes_count(tmp_path: Path) -> No
     assert found == 2 * (attention + gate + 2 * one_expert)
 
 
+def test_latents_are_stored_once_for_all_heads(tmp_path: Path) -> None:
+    values = {
+        "model_type": "deepseek_v2",
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "hidden_size": 2048,
+        "intermediate_size": 10944,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "q_lora_rank": None,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 1408,
+        "vocab_size": 102_400,
+        "dtype": "bfloat16",
+    }
+    shape = model_shape(config(tmp_path, values))  # DeepSeek-V2-Lite
+    assert shape.kv_bytes_per_token == 27 * (512 + 64) * 2
+    assert shape.pair_flops == 27 * 16 * 2 * (192 + 128)
+    # 2.4 billion are active, of which 0.4 billion are embeddings.
+    assert shape.parameters == pytest.approx(2.2e9, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
         ({"layer_types": ["full_attention"] * 35 + ["linear_attention"]}, "linear_attention"),
-        ({"kv_lora_rank": 512}, "multi-head latent attention"),
+        ({"kv_lora_rank": 512, "index_topk": 2048}, "sparse multi-head latent attention"),
     ],
 )
 def test_other_kinds_of_kv_are_refused(

@@ -77,9 +77,8 @@ def piece_by_piece(
         for layer, (keys, values) in enumerate(
             model.moved(stored[span.chunk_id], span.dst - span.src)
         ):
-            cache.update(
-                keys[rows].transpose(0, 1)[None], values[rows].transpose(0, 1)[None], layer
-            )
+            one, other = model.turned(keys[rows], values[rows])
+            cache.update(one[None], other[None], layer)
         done = span.end
     compute_up_to(len(prompt))
     return logprobs

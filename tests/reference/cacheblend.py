@@ -25,7 +25,7 @@ architecture.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,6 +88,7 @@ class ReferenceModel(StoringModel):
             picked = _picked_up_front(plan, inexact, asked)
         up_front = picked is not None
         cache = _BlendCache(
+            turned=self.turned,
             stored=self.in_prompt(len(prompt), plan, stored),
             exact=exact,
             inexact=inexact,
@@ -139,6 +140,7 @@ class ReferenceModel(StoringModel):
         order = torch.arange(len(tokens))
         own = order >= max(question.position, first)
         cache = _BlendCache(
+            turned=self.turned,
             stored=self.in_prompt(len(tokens), plan, stored),
             exact=exact[: len(tokens)],
             inexact=inexact[: len(tokens)],
@@ -160,9 +162,12 @@ class ReferenceModel(StoringModel):
             source = slice(span.src, span.src + span.length)
             moved = self.moved(stored[span.chunk_id], span.dst - span.src)
             if not layers:
-                shape = (length, *moved[0][0].shape[1:])
                 layers = [
-                    (torch.full(shape, torch.nan), torch.full(shape, torch.nan)) for _ in moved
+                    (
+                        torch.full((length, *keys.shape[1:]), torch.nan),
+                        torch.full((length, *values.shape[1:]), torch.nan),
+                    )
+                    for keys, values in moved
                 ]
             for (keys, values), (moved_keys, moved_values) in zip(layers, moved, strict=True):
                 keys[span.dst : span.end] = moved_keys[source]
@@ -274,6 +279,7 @@ class _BlendCache(DynamicCache):
     """Hands each layer's attention the K and V that the blend gives the prompt's tokens.
 
     Attributes:
+        turned: the model's `turned`.
         stored: per layer, stored K and V where they stand in the prompt.
         exact, inexact: which tokens are reused so, bool [prompt tokens].
         picked: those to recompute, bool [prompt tokens]; None until the check layer.
@@ -282,6 +288,7 @@ class _BlendCache(DynamicCache):
         asked: what the question attends to, if that counts.
     """
 
+    turned: Callable[[Tensor, Tensor], LayerKV]
     stored: list[LayerKV]
     exact: Tensor
     inexact: Tensor
@@ -299,7 +306,7 @@ class _BlendCache(DynamicCache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Called by each attention with all tokens' fresh K and V, [1, kv_heads, tokens, dim]."""
-        keys, values = key_states[0].transpose(0, 1), value_states[0].transpose(0, 1)
+        keys, values = self.turned(key_states[0], value_states[0])
         stored_keys, stored_values = self.stored[layer_idx]
         fresh = self.picked  # None: all that are not exact
         if layer_idx == self.check_layer:
@@ -308,7 +315,8 @@ class _BlendCache(DynamicCache):
         keys = torch.where(reuse[:, None, None], stored_keys, keys)
         values = torch.where(reuse[:, None, None], stored_values, values)
         self.blended.append((keys, values))
-        return keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
+        one, other = self.turned(keys, values)
+        return one[None], other[None]
 
     def _pick(self, layer_idx: int, keys: Tensor, values: Tensor) -> None:
         """Pick those that are fresh above the check layer."""

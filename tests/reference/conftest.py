@@ -12,7 +12,7 @@ import torch
 from semkv_rag.config import ReuseOptions
 from semkv_rag.reuse.plan import ReusePlan, Span
 from tests.reference import ReferenceModel, StoredKV
-from workbench.tiny_models import SERVABLE, WINDOWED, build_tiny_model
+from workbench.tiny_models import LATENT, SERVABLE, WINDOWED, build_tiny_model
 
 LoadModel = Callable[[str], ReferenceModel]
 
@@ -28,7 +28,7 @@ def load_model(tmp_path_factory: pytest.TempPathFactory) -> LoadModel:
     return load
 
 
-@pytest.fixture(params=[*SERVABLE, *WINDOWED])
+@pytest.fixture(params=[*SERVABLE, *WINDOWED, *LATENT])
 def model(request: pytest.FixtureRequest, load_model: LoadModel) -> ReferenceModel:
     """Each servable architecture in turn."""
     return load_model(request.param)

@@ -13,7 +13,8 @@ from transformers import DynamicCache
 from tests.reference.plain import PlainModel, causal
 
 LayerKV = tuple[Tensor, Tensor]
-"""One layer's K (rotated) and V, each [tokens, kv_heads, head_dim]."""
+"""One layer's K (rotated) and V, each [tokens, kv_heads, head_dim]. Of multi-head latent attention K is
+the part that turns, and V the latent, both of one head."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +72,7 @@ class StoringModel(PlainModel):
         return StoredKV(
             context=tuple(context),
             tokens=tuple(tokens),
-            layers=_layers(cache, len(context)),
+            layers=self._layers(cache, len(context)),
             layer_inputs=tuple(inputs),
         )
 
@@ -91,7 +92,7 @@ class StoringModel(PlainModel):
 
         hooks = [give(hidden) for hidden in stored.layer_inputs]
         cache = self._run_hooked(hooks, sequence, positions.clamp(min=0))
-        return _layers(cache, len(stored.context))
+        return self._layers(cache, len(stored.context))
 
     @property
     def decoder_layers(self) -> nn.ModuleList:
@@ -114,10 +115,20 @@ class StoringModel(PlainModel):
                 handle.remove()
         return cache
 
+    def _layers(self, cache: DynamicCache, first: int) -> tuple[LayerKV, ...]:
+        """The cache's K and V from token `first` on, turned from [1, kv_heads, tokens, head_dim]."""
+        return tuple(
+            self.turned(layer.keys[0, :, first:], layer.values[0, :, first:])
+            for layer in cache.layers
+        )
 
-def _layers(cache: DynamicCache, first: int) -> tuple[LayerKV, ...]:
-    """The cache's K and V from token `first` on, turned from [1, kv_heads, tokens, head_dim]."""
-    return tuple(
-        (layer.keys[0].transpose(0, 1)[first:], layer.values[0].transpose(0, 1)[first:])
-        for layer in cache.layers
-    )
+    def turned(self, one: Tensor, other: Tensor) -> LayerKV:
+        """A layer's K and V out of what transformers caches, or the other way round.
+
+        It caches the latent of latent attention as K and the part that turns as V.
+
+        Args:
+            one, other: [kv_heads, tokens, head_dim], or [tokens, kv_heads, head_dim].
+        """
+        one, other = one.transpose(0, 1), other.transpose(0, 1)
+        return (other, one) if hasattr(self.hf.config, "kv_lora_rank") else (one, other)

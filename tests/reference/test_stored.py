@@ -18,8 +18,8 @@ def test_stored_kv_is_the_cache_of_context_and_chunk(model: ReferenceModel) -> N
     assert len(stored) == len(cache.layers)
     for (keys, values), layer in zip(stored, cache.layers, strict=True):
         chunk = slice(len(PREFIX), None)
-        torch.testing.assert_close(keys, layer.keys[0, :, chunk].transpose(0, 1))
-        torch.testing.assert_close(values, layer.values[0, :, chunk].transpose(0, 1))
+        cached = model.turned(layer.keys[0, :, chunk], layer.values[0, :, chunk])
+        torch.testing.assert_close((keys, values), cached)
 
 
 @pytest.mark.parametrize("position", [len(PREFIX), 400])
@@ -31,7 +31,8 @@ def test_moved_keys_are_those_of_the_whole_run_moved(model: ReferenceModel, posi
     order = torch.arange(len(PREFIX + FIRST))
     model.forward(PREFIX + FIRST, order + position - len(PREFIX), causal(order, order), cache)
     for layer, cached in enumerate(cache.layers):
-        keys = cached.keys[0, :, len(PREFIX) :].transpose(0, 1)
+        keys, _ = model.turned(cached.keys[0], cached.values[0])
+        keys = keys[len(PREFIX) :]
         torch.testing.assert_close(moved[layer][0], keys, atol=1e-4, rtol=0)
         assert torch.equal(moved[layer][1], stored[layer][1])
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from vllm.forward_context import set_forward_context
 
 from semkv_rag.connector.worker.blend.setting import BlendSetting
-from semkv_rag.connector.worker.model.model_view import Layer
+from semkv_rag.connector.worker.model.layer import Layer
 from semkv_rag.connector.worker.model.read_back import ReadBack
 from semkv_rag.connector.worker.model.runs import longest_part
 from semkv_rag.connector.worker.model.scattered import MOST_RUNS
@@ -58,6 +58,9 @@ def attention_error(
         behind: positions right behind runs, [runs], int64.
         tokens: of the request.
         dtype: the model's.
+
+    Raises:
+        NotImplementedError: there is nothing to compare with.
     """
     model, paged = setting.model, setting.model.paged
     count = -(-tokens // paged.block_size)
@@ -69,8 +72,8 @@ def attention_error(
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
 
-    queries = random(len(positions), heads, head_dim)
-    alike = LIKE_QUERY * queries.view(len(positions), kv_heads, -1, head_dim).mean(2)
+    queries = random(len(positions), heads, layer.query_dim)
+    alike = LIKE_QUERY * layer.alike(queries)
     keys, values = random(tokens, kv_heads, head_dim), random(tokens, kv_heads, value_dim)
     if layer.window is not None:
         for outermost in (positions - layer.window + 1, positions - layer.window):
@@ -84,14 +87,15 @@ def attention_error(
 
     model.tap.write(index, placed(keys), placed(values), paged.slots(blocks, every))
     fresh = alike + random(*alike.shape) / 4, random(len(positions), kv_heads, value_dim)
-    given = [placed(one.flatten(1)) for one in (queries, *fresh)]
+    given = [placed(one) for one in (queries, *fresh)]
 
     def attend() -> Tensor:
         """In as many forwards as a blend would take."""
         parts, begin = [], 0
         while begin < len(positions):
             rest = positions[begin:]
-            rows = slice(begin, begin + longest_part(rest, len(rest), MOST_RUNS))
+            most = MOST_RUNS if layer.by_token else len(rest)
+            rows = slice(begin, begin + longest_part(rest, most, MOST_RUNS))
             here = positions[rows].to(paged.device)
             # The layer is given what the model would have made of the tokens.
             metadata, slots = model.attention.metadata([Slice([], blocks, here)])
@@ -99,7 +103,8 @@ def attention_error(
                 metadata, model.config, num_tokens=len(here), slot_mapping=slots, skip_compiled=True
             )
             with model.attention.computing(), context:
-                parts.append(layer.attention(*(one[rows] for one in given)))
+                asked, *written = (one[rows] for one in given)
+                parts.append(layer.attend(asked, *written))
             begin = rows.stop
         return torch.cat(parts).float().cpu()
 
@@ -107,7 +112,7 @@ def attention_error(
     begin = time.perf_counter()
     attend()
     took = time.perf_counter() - begin
-    held = ReadBack(paged, setting.layouts, blocks, every).both(index)
+    held = layer.of_heads(*ReadBack(paged, setting.layouts, blocks, every).both(index))
     held_keys, held_values = (one.float().cpu() for one in held)
     expected = dense(queries.to(dtype), held_keys, held_values, positions, layer)
     off = (output.view_as(expected) - expected).flatten(1).norm(dim=1)

@@ -46,6 +46,7 @@ from semkv_rag.connector.worker.chunk_memory import ChunkMemory
 from semkv_rag.connector.worker.gate import run_gate
 from semkv_rag.connector.worker.model.block_layout import find_layouts
 from semkv_rag.connector.worker.model.kv_tap import KVTap
+from semkv_rag.connector.worker.model.latent import LatentLayer, attend_to_context
 from semkv_rag.connector.worker.model.model_view import Unservable, model_layers
 from semkv_rag.connector.worker.model.paged import PagedKV
 from semkv_rag.connector.worker.model.row_attention import RowAttention
@@ -110,7 +111,11 @@ class BlendExecutor:
             block_size = self._config.cache_config.block_size
             tap, paged = KVTap(layers), PagedKV(runner, block_size)
             layouts = find_layouts(layers, tap, paged, runner.dtype)
-            scattered = ScatteredAttention(runner, self._config, paged)
+            by_token = any(layer.by_token for layer in layers)
+            scattered = ScatteredAttention(runner, self._config, paged, by_token=by_token)
+            for layer in layers:
+                if isinstance(layer, LatentLayer):
+                    attend_to_context(layer)
             model = SlicedModel(runner.get_model(), layers, tap, paged, scattered, self._config)
             self._blend_pass = BlendPass(
                 BlendSetting(

@@ -179,15 +179,18 @@ class QuestionPass(Watcher):
         self._stored.wait(index)
         if len(self._written.positions):
             self._overlapped = self._written.both(index)
-        self._keys = keys[-len(self._asking.positions) :]
+        own = slice(-len(self._asking.positions), None)
+        self._keys = self._model.layers[index].attended(keys[own], values[own])
 
     def ask(self, index: int, queries: Tensor, attention: Any) -> None:
         if not index:
             return
-        stored = self._stored.keys(index)
-        if stored is None:
-            stored = self._candidates.keys(index)
         layer = self._model.layers[index]
+        stored = self._stored.keys(index)
+        if layer.asks_values:
+            stored = layer.attended(*self._candidates.both(index))
+        elif stored is None:
+            stored = self._candidates.keys(index)
         view = self._views[layer.window]
         squares = torch.zeros(len(stored) + len(self._keys), device=self.squares.device)
         squares[view.first :] = squared_attention(

@@ -46,12 +46,16 @@ class BlendSetting:
     def may_keep_keys(self, tokens: int) -> bool:
         """Whether loaded keys of so many tokens are kept; others are read back from the cache.
 
-        Not on a device, whose memory vLLM has given to the cache.
+        Not on a device, whose memory vLLM has given to the cache, nor where they are not all that
+        queries fall on.
         """
-        layer = self.model.layers[0]
-        per_token = sum(one.kv_heads * int(one.attention.head_size) for one in self.model.layers)
-        bytes_ = tokens * per_token * layer.attention.kv_cache.itemsize * (len(self.in_blends) + 1)
-        return self.model.paged.device.type == "cpu" and bytes_ <= KEPT_KEYS_BYTES
+        layers = self.model.layers
+        per_token = sum(heads * dim for (heads, dim), _ in (one.kv_shapes for one in layers))
+        itemsize = int(layers[0].attention.kv_cache.itemsize)
+        bytes_ = tokens * per_token * itemsize * (len(self.in_blends) + 1)
+        if self.model.paged.device.type != "cpu" or any(one.asks_values for one in layers):
+            return False
+        return bytes_ <= KEPT_KEYS_BYTES
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,8 @@ from torch import Tensor
 from vllm.platforms import current_platform
 
 from semkv_rag.connector.worker.model.kv_tap import KVTap
-from semkv_rag.connector.worker.model.model_view import Layer, Unservable
+from semkv_rag.connector.worker.model.layer import Layer
+from semkv_rag.connector.worker.model.model_view import Unservable
 from semkv_rag.connector.worker.model.paged import Counts, PagedKV
 
 PROBED_BLOCK = 1  # the first behind vLLM's null block
@@ -136,8 +137,8 @@ def find_layouts(
     layouts: list[BlockLayout] = []
     for index, layer in enumerate(layers):
         attention = layer.attention
-        heads = (paged.block_size, layer.kv_heads)
-        shapes = ((*heads, attention.head_size), (*heads, attention.head_size_v))
+        keys, values = ((paged.block_size, *shape) for shape in layer.kv_shapes)
+        shapes = (keys, values)
         kept = attention.kv_cache.dtype
         if attention.kv_cache_dtype.startswith("fp8"):
             e5m2 = attention.kv_cache_dtype == "fp8_e5m2"
@@ -151,7 +152,7 @@ def find_layouts(
         if layout is None:
             raise Unservable(
                 f"the paged cache of layer {index} cannot be read back"
-                f" (kv_cache_dtype {attention.kv_cache_dtype}, {attention.backend.name})"
+                f" (kv_cache_dtype {attention.kv_cache_dtype}, {layer.backend})"
             )
         layouts.append(layout)
     return layouts

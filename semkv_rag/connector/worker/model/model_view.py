@@ -1,63 +1,25 @@
 """What a blend needs to know of a loaded model: its layers and how they rotate keys.
 
-Nothing here is written per architecture. Attention layers are vLLM's `Attention` modules in the order
-of the decoder; the decoder layer around each is found by the numbered part of its name
-(`model.layers.7.self_attn.attn` stands in `model.layers.7`).
+Nothing here is written per architecture. Attention layers are vLLM's `Attention` and `MLAAttention`
+modules in the order of the decoder; the decoder layer around each is found by the numbered part of its
+name (`model.layers.7.self_attn.attn` stands in `model.layers.7`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from vllm.config import VllmConfig
-from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention import Attention, MLAAttention
 
 from semkv_rag.blend import Rotary, rotary_candidates
 from semkv_rag.connector.obstacle import config_obstacle
+from semkv_rag.connector.worker.model.latent import LatentLayer, latent_obstacle
+from semkv_rag.connector.worker.model.layer import Layer
 
-
-@dataclass(eq=False)
-class Layer:
-    """One decoder layer.
-
-    Attributes:
-        attention: vLLM's attention module; its `impl` writes the paged KV cache.
-        decoder: the module that takes the hidden states of the layer's tokens.
-        candidates: how keys may be rotated; None stands for a layer without rope.
-        rotary: the candidate that gives the model's own keys, once the gate has found it.
-    """
-
-    attention: Any
-    decoder: nn.Module
-    candidates: list[Rotary | None]
-    rotary: Rotary | None = None
-
-    @property
-    def kv_heads(self) -> int:
-        return int(self.attention.num_kv_heads)
-
-    @property
-    def window(self) -> int | None:
-        """How many tokens each token attends to at most, itself among them; None for all before it."""
-        window = self.attention.sliding_window
-        return None if window is None else int(window)
-
-    @property
-    def sinks(self) -> Tensor | None:
-        """A logit for each head of this rank that takes part in the softmax and has no value, [heads]."""
-        sinks: Tensor | None = getattr(self.attention.impl, "sinks", None)
-        return sinks
-
-    @property
-    def kv_shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """`(kv_heads, head_dim)` of K and of V on this rank."""
-        attention = self.attention
-        return (
-            (self.kv_heads, int(attention.head_size)),
-            (self.kv_heads, int(attention.head_size_v)),
-        )
+KINDS: dict[type[nn.Module], type[Layer]] = {Attention: Layer, MLAAttention: LatentLayer}
+"""What a layer is, by vLLM's attention module."""
 
 
 class Unservable(Exception):
@@ -82,12 +44,12 @@ def model_layers(model: nn.Module, config: VllmConfig) -> list[Layer]:
         ),
         None,
     )
-    attentions = {n: m for n, m in modules.items() if isinstance(m, Attention)}
+    attentions = {n: m for n, m in modules.items() if isinstance(m, tuple(KINDS))}
     if not attentions:  # vLLM's Transformers backend keeps them outside of the module tree
         attentions = {
             n: m
             for n, m in config.compilation_config.static_forward_context.items()
-            if isinstance(m, Attention)
+            if isinstance(m, tuple(KINDS))
         }
     seen: dict[int, list[Rotary]] = {}
     layers = []
@@ -97,7 +59,8 @@ def model_layers(model: nn.Module, config: VllmConfig) -> list[Layer]:
         rotary = getattr(parent, "rotary_emb", None) or shared_rotary
         if id(rotary) not in seen:  # one table for all layers that share a module
             seen[id(rotary)] = rotary_candidates(rotary, positions)
-        layers.append(Layer(attention, _decoder_of(name, modules), [*seen[id(rotary)], None]))
+        kind = next(kind for module, kind in KINDS.items() if isinstance(attention, module))
+        layers.append(kind(attention, _decoder_of(name, modules), [*seen[id(rotary)], None]))
     if not layers:
         raise Unservable("it has no attention layer that vLLM caches")
     if len({id(layer.decoder) for layer in layers}) != len(layers):
@@ -110,6 +73,10 @@ def _check_attention(name: str, attention: Any) -> None:
         raise Unservable(
             f"{name} attends to chunks of {chunk} tokens: what a token sees changes with its position"
         )
+    if isinstance(attention, MLAAttention):
+        if reason := latent_obstacle(attention):
+            raise Unservable(f"{name} {reason}")
+        return
     if str(getattr(attention, "attn_type", "decoder")).rpartition(".")[2].lower() != "decoder":
         raise Unservable(f"{name} is not causal decoder attention")
     if attention.kv_sharing_target_layer_name is not None:

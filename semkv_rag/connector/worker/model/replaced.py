@@ -1,4 +1,4 @@
-"""An attention implementation's `forward`, replaced for a moment."""
+"""A method of an attention implementation, replaced for a moment."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-from torch import Tensor
-
-Forward: TypeAlias = Callable[..., Tensor]
+Forward: TypeAlias = Callable[..., Any]
 
 
 @contextmanager
-def replaced(impl: Any, wrap: Callable[[Forward], Forward]) -> Iterator[None]:
-    """Inside the block `impl.forward` is what `wrap` makes of the present one."""
-    before = vars(impl).get("forward")
-    impl.forward = wrap(impl.forward)
+def replaced(
+    impl: Any, wrap: Callable[[Forward], Forward], name: str = "forward"
+) -> Iterator[None]:
+    """Inside the block the method is what `wrap` makes of the present one."""
+    before = vars(impl).get(name)
+    setattr(impl, name, wrap(getattr(impl, name)))
     try:
         yield
     finally:
         if before is None:
-            del impl.forward  # the class's own is back
+            delattr(impl, name)  # the class's own is back
         else:
-            impl.forward = before
+            setattr(impl, name, before)

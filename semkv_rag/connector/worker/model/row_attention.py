@@ -13,7 +13,7 @@ from torch import Tensor
 from vllm.triton_utils import HAS_TRITON
 
 from semkv_rag.connector.worker.model.block_layout import BlockLayout, Places
-from semkv_rag.connector.worker.model.model_view import Layer
+from semkv_rag.connector.worker.model.layer import Layer
 from semkv_rag.connector.worker.model.paged import PagedKV
 from semkv_rag.connector.worker.model.replaced import Forward, replaced
 from semkv_rag.connector.worker.model.row_tiles import Rows, Strides, tile_rows
@@ -30,6 +30,8 @@ class RowAttention:
     def __init__(
         self, layers: Sequence[Layer], layouts: Sequence[BlockLayout], paged: PagedKV
     ) -> None:
+        if any(layer.by_token for layer in layers):
+            raise NotImplementedError("latents")
         if not HAS_TRITON or paged.device.type == "cpu":
             raise NotImplementedError("Triton does not run here")
         if paged.block_size & (paged.block_size - 1):

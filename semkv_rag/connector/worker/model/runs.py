@@ -24,11 +24,17 @@ class Runs:
     owners: Tensor
 
     @classmethod
-    def of(cls, slices: Sequence[Tensor]) -> Runs:
-        """Those of some positions, each [tokens], int64, ascending, at least one; on the CPU."""
+    def of(cls, slices: Sequence[Tensor], *, by_token: bool = False) -> Runs:
+        """Those of some positions, each [tokens], int64, ascending, at least one; on the CPU.
+
+        Args:
+            by_token: whether each token is taken for a run of its own.
+        """
         starts, ends, owners, count = [], [], [], 0
         for owner, positions in enumerate(slices):
             begins = torch.cat((torch.zeros(1, dtype=torch.long), breaks(positions)))
+            if by_token:
+                begins = torch.arange(len(positions))
             last = torch.cat((begins[1:], torch.tensor([len(positions)]))) - 1
             starts.append(begins + count)
             ends.append(positions[last] + 1)

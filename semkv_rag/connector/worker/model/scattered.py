@@ -37,12 +37,18 @@ class ScatteredAttention:
     Args:
         runner: vLLM's model runner, after its KV cache was made.
         config: vLLM's.
+        by_token: whether each token is a pseudo-sequence of its own, and not each run.
     """
 
-    def __init__(self, runner: Any, config: VllmConfig, paged: PagedKV) -> None:
-        self._paged = paged
+    def __init__(
+        self, runner: Any, config: VllmConfig, paged: PagedKV, *, by_token: bool = False
+    ) -> None:
+        self._paged, self._by_token = paged, by_token
         groups = [group for groups in runner.attn_groups for group in groups]
-        config = _config_of_runs(config)
+        most = MOST_RUNS
+        if by_token:  # no launch has more tokens but a question, which is as long as it is
+            most = max(most, config.scheduler_config.max_num_batched_tokens)
+        config = _config_of_runs(config, most)
         with set_current_vllm_config(config):
             self._groups = [_with_own_builder(group, config, paged.device) for group in groups]
 
@@ -52,7 +58,7 @@ class ScatteredAttention:
         Args:
             slices: each of at least one token, of at most `MOST_RUNS` runs in all.
         """
-        runs = Runs.of([one.positions.cpu() for one in slices])
+        runs = Runs.of([one.positions.cpu() for one in slices], by_token=self._by_token)
         slots = torch.cat([self._paged.slots(one.blocks, one.positions) for one in slices])
         table = self._paged.table([one.blocks for one in slices])
         common = CommonAttentionMetadata(
@@ -80,11 +86,11 @@ class ScatteredAttention:
         return nullcontext()
 
 
-def _config_of_runs(config: VllmConfig) -> VllmConfig:
-    """vLLM's configuration for builders that are given runs, and no CUDA graph."""
+def _config_of_runs(config: VllmConfig, most_runs: int) -> VllmConfig:
+    """vLLM's configuration for builders that are given so many runs at most, and no CUDA graph."""
     config = copy(config)
     config.scheduler_config = copy(config.scheduler_config)
-    config.scheduler_config.max_num_seqs = MOST_RUNS
+    config.scheduler_config.max_num_seqs = most_runs
     config.compilation_config = copy(config.compilation_config)
     config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
     return config

@@ -13,7 +13,7 @@ from vllm.config import VllmConfig
 from vllm.forward_context import set_forward_context
 
 from semkv_rag.connector.worker.model.kv_tap import KVTap
-from semkv_rag.connector.worker.model.model_view import Layer
+from semkv_rag.connector.worker.model.layer import Layer
 from semkv_rag.connector.worker.model.paged import PagedKV
 from semkv_rag.connector.worker.model.row_attention import RowAttention
 from semkv_rag.connector.worker.model.scattered import ScatteredAttention

@@ -14,6 +14,7 @@ from dataclasses import fields
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheSpec,
+    MLAAttentionSpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
@@ -40,7 +41,7 @@ def keeps_all(spec: KVCacheSpec) -> bool:
     """Whether a group's cache holds the KV of all tokens of a request until it ends."""
     if isinstance(spec, UniformTypeKVCacheSpecs):
         return all(keeps_all(one) for one in spec.kv_cache_specs.values())
-    return type(spec) is FullAttentionSpec  # vLLM has others that are made from it
+    return type(spec) in (FullAttentionSpec, MLAAttentionSpec)  # vLLM has others made from these
 
 
 def _whole(spec: SlidingWindowSpec, block_size: int) -> FullAttentionSpec:

@@ -34,15 +34,15 @@ class Bench:
 def _about(bench: Bench, size: int) -> Found:
     """The device, the model and its paged cache."""
     model = bench.setting.model
-    attention = model.layers[0].attention
+    layer = model.layers[0]
     device = model.paged.device
     cuda = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if cuda else str(device),
         "dtype": str(bench.runner.dtype).removeprefix("torch."),
-        "attention_backend": attention.backend.name,
+        "attention_backend": layer.backend,
         "attention_of_blends": type(model.attention).__name__,
-        "kv_cache_dtype": attention.kv_cache_dtype,
+        "kv_cache_dtype": layer.attention.kv_cache_dtype,
         "block_size": model.paged.block_size,
         "blocks": bench.runner.kv_cache_config.num_blocks,
         "layers": len(model.layers),
