@@ -149,6 +149,12 @@ def _deepseek_v2() -> transformers.PretrainedConfig:
     )
 
 
+def _deepseek_unscaled() -> transformers.PretrainedConfig:
+    config = _deepseek_v2()
+    config.rope_parameters = {"rope_type": "default", "rope_theta": 10_000.0}
+    return config
+
+
 def _deepseek_sparse() -> transformers.PretrainedConfig:
     # What DeepSeek V3.2 has beside V3's latents, for vLLM: an indexer. Its configuration alone is read.
     config = _deepseek_v2()
@@ -239,8 +245,9 @@ LATENT: dict[str, Callable[[], transformers.PretrainedConfig]] = {"deepseek_v2":
 UNSERVABLE: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "gpt2": _gpt2,
     "deepseek_sparse": _deepseek_sparse,
+    "deepseek_unscaled": _deepseek_unscaled,
 }
-"""Architectures that must run plain: learned absolute positions, sparse MLA."""
+"""Architectures that must run plain: learned absolute positions, sparse MLA, MLA without YaRN."""
 
 
 def _llava() -> transformers.PretrainedConfig:

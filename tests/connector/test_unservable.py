@@ -72,6 +72,15 @@ def test_it_runs_plain(
             assert abs(logprob - float(expected[token])) <= 1e-4
 
 
+@pytest.mark.soak
+def test_latents_that_vllm_turns_wrongly_are_refused(
+    engines: Engines, tiny_model: Callable[[str], Path]
+) -> None:
+    """Without YaRN, on a CPU. A vLLM that turns them rightly ends this test (docs/models.md)."""
+    with engines.own(tiny_model("deepseek_unscaled")) as engine:
+        assert "cannot be moved to another position" in (engine.gate.reason or "")
+
+
 BEFORE = {
     "sparse MLA": ("deepseek_sparse", {}, "its MLA is sparse"),
     "latents in 8 bits": ("deepseek_v2", {"kv_cache_dtype": "fp8"}, "keeps latents in 8 bits"),
