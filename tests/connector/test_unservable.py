@@ -26,11 +26,10 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     # vLLM's MLA on AMX takes no float32.
     "MLA": ("deepseek_v2", {"dtype": "bfloat16"}, "MLA"),
     "learned positions": ("gpt2", {}, "positions are not relative"),
-    "LoRA": ("qwen3", {"enable_lora": True, "max_lora_rank": 8}, "LoRA is on"),
 }
 
 
-IN_CONFIGURATION = ("MLA", "LoRA")
+IN_CONFIGURATION = ("MLA",)
 """Refused before anything starts; that they answer all the same is for `make soak`."""
 
 
@@ -80,6 +79,16 @@ def test_it_runs_plain(
 
 
 BEFORE = {
+    "LoRA of the vision tower": (
+        "llava",
+        {"enable_lora": True, "enable_tower_connector_lora": True},
+        "LoRA of the vision tower is on",
+    ),
+    "LoRA of two layouts": (
+        "qwen2_moe",
+        {"enable_lora": True, "enable_mixed_moe_lora_format": True},
+        "LoRA adapters of two layouts are on",
+    ),
     "pipeline parallel": (
         "qwen3",
         {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"},
