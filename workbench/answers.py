@@ -5,21 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from vllm.lora.request import LoRARequest
+
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Completion, Engine
 
 SAMPLING: dict[str, Any] = {"temperature": 0.0, "max_tokens": 4, "logprobs": 5, "ignore_eos": True}
 
 
-def plain(engine: Engine, prompt: Sequence[int], **sampling: Any) -> Completion:
+def plain(
+    engine: Engine, prompt: Sequence[int], *, lora: LoRARequest | None = None, **sampling: Any
+) -> Completion:
     """The answer of plain vLLM: no reuse, and every prompt token computed."""
     options = {**SAMPLING, "skip_reading_prefix_cache": True, **sampling}
-    return engine.generate(prompt, sampling=options, reuse=ReuseOptions(enabled=False))
+    reuse = ReuseOptions(enabled=False)
+    return engine.generate(prompt, sampling=options, reuse=reuse, lora_request=lora)
 
 
-def blended(engine: Engine, prompt: Sequence[int], **options: Any) -> Completion:
+def blended(
+    engine: Engine, prompt: Sequence[int], *, lora: LoRARequest | None = None, **options: Any
+) -> Completion:
     """The answer with reuse, under these `ReuseOptions`."""
-    return engine.generate(prompt, sampling=SAMPLING, reuse=ReuseOptions(**options))
+    reuse = ReuseOptions(**options)
+    return engine.generate(prompt, sampling=SAMPLING, reuse=reuse, lora_request=lora)
 
 
 def counted(engine: Engine, metric: str, label: str) -> float:

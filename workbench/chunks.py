@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from semkv_rag.corpus.capture import CaptureItem
+from semkv_rag.corpus.capture import CaptureItem, Capturer
 from semkv_rag.engine import Engine
 from semkv_rag.reuse import Span, token_array
 from semkv_rag.store import ChunkKey, chunk_id
@@ -36,7 +36,7 @@ class Stored:
 
 
 def store_chunks(
-    engine: Engine,
+    engine: Engine | Capturer,
     chunks: Sequence[Tokens],
     *,
     namespace: str,
@@ -46,6 +46,7 @@ def store_chunks(
     """Capture chunks and index them, as precompute does; every one must succeed.
 
     Args:
+        engine: or one with an adapter.
         reference: another context, with which they are compared.
     """
     assert engine.store is not None

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from semkv_rag.connector.adapter import Adapter
 from semkv_rag.connector.messages import BlendTask
 from semkv_rag.engine import Engine
 from semkv_rag.reuse import ReusePlan
@@ -21,9 +22,11 @@ def inside(engine: Engine, function: Callable[[Any], T]) -> T:
     return answers[0]
 
 
-def picked_positions(engine: Engine, plan: ReusePlan, prompt: list[int]) -> list[int] | None:
+def picked_positions(
+    engine: Engine, plan: ReusePlan, prompt: list[int], adapter: Adapter | None = None
+) -> list[int] | None:
     """The prompt positions that the executor picked; None when it did not look at the KV."""
-    key = BlendTask("", plan, prompt[: plan.covered], [], 0).key()
+    key = BlendTask("", plan, prompt[: plan.covered], [], 0, adapter=adapter).key()
 
     def remembered(worker: Any) -> list[int] | None:
         from vllm.distributed.kv_transfer import get_kv_transfer_group

@@ -89,7 +89,7 @@ class Loading:
     def copied(self, files: ChunkFiles) -> None:
         """All layers of all chunks, verified, in memory of whoever asked."""
         begin = 0
-        with files.open_for(self._task(moved=True), self._chunks.model) as sources:
+        with files.open_for(self._task(moved=True)) as sources:
             for source in sources.values():
                 for index in range(self._layers):
                     for tensor in source.encoded(index).decode():
@@ -99,7 +99,7 @@ class Loading:
 
     def read(self, files: ChunkFiles) -> None:
         """All layers of all chunks, verified: layer by layer, as a blend asks for them."""
-        with files.open_for(self._task(moved=True), self._chunks.model) as sources:
+        with files.open_for(self._task(moved=True)) as sources:
             for index in range(self._layers):
                 for source in sources.values():
                     source.encoded(index)
@@ -119,7 +119,7 @@ class Loading:
         """All of it written to the paged cache, as a blend does it."""
         task, setting = self._task(moved=moved), self._setting
         rows = BlendRows.of(task, setting.model.paged)
-        sources = files.open_for(task, self._chunks.model)
+        sources = files.open_for(task)
         stored = StoredKV(setting.model, rows, rows.spans, sources, setting.loading)
         stored.wait_for_all()
         stored.stop()
@@ -127,8 +127,9 @@ class Loading:
     def to_cache_ahead(self) -> None:
         """The same, while another thread reads ahead into the tier."""
         chunks = self._chunks
-        ahead = ReadAhead("loading", chunks.namespace, tuple((id_, PLAIN) for id_ in chunks.ids))
-        reading = self._ahead.submit(self._kept.read_ahead, ahead, chunks.model)
+        ids = tuple((id_, PLAIN) for id_ in chunks.ids)
+        ahead = ReadAhead("loading", chunks.model, chunks.namespace, ids)
+        reading = self._ahead.submit(self._kept.read_ahead, ahead)
         self.to_cache(self._kept, moved=True)
         reading.result()
 
@@ -185,7 +186,8 @@ class Loading:
         covered = spans[-1].end
         options = ReuseOptions(namespace=self._chunks.namespace, ratio=0.0)
         blocks = list(range(1, 2 - (-covered // self._block)))
-        return BlendTask("loading", ReusePlan(spans, covered, options), [8] * covered, blocks, 0)
+        plan, tokens = ReusePlan(spans, covered, options), [8] * covered
+        return BlendTask("loading", plan, tokens, blocks, 0, self._chunks.model)
 
 
 def _timed(

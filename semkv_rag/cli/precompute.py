@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from semkv_rag.cli import options
+from semkv_rag.cli.adapters import lora_of
 from semkv_rag.cli.output import (
     INTERRUPTED,
     data_only_stdout,
@@ -97,6 +98,13 @@ def precompute_command(
         ),
     ] = None,
     codec: options.Codec = PLAIN,
+    lora: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="Store the KV of the model with this LoRA adapter, a folder as PEFT writes it.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -146,6 +154,8 @@ def precompute_command(
         raise typer.BadParameter(
             "use it without --ray: no engine sees what others store", param_hint="--max-bytes"
         )
+    if ray and lora is not None:
+        raise typer.BadParameter("use it without --ray", param_hint="--lora")
     if not ray and (ray_address, ray_engines, ray_cpus, ray_gpus) != (None, None, 1.0, None):
         raise typer.BadParameter("use --ray-… with --ray", param_hint="--ray")
     modes = context_modes(context or DEFAULT_CONTEXT)
@@ -153,6 +163,8 @@ def precompute_command(
     arguments = options.engine_args(engine_arg)
     codec_named(codec)
     check_model(model, arguments.get("download_dir"))
+    if (adapter := lora_of(lora)) is not None:
+        arguments = adapter.arguments(arguments)
     if chat:
         prompt_prefix = _chat_prefix(model, arguments, prompt_prefix, system)
     with data_only_stdout(), ExitStack() as stack:
@@ -165,6 +177,8 @@ def precompute_command(
         known = KnownFingerprint(model, arguments)
 
         def fingerprint() -> str:
+            if adapter is not None:
+                return adapter.fingerprint(model, arguments)
             if (remembered := known.get()) is not None:
                 return remembered
             from semkv_rag.engine import model_fingerprint
@@ -178,13 +192,17 @@ def precompute_command(
                 from semkv_rag.engine.offline import OfflineModel
 
                 offline = OfflineModel(model, codec=codec, **arguments)
-                return _Counted(stack.enter_context(offline), kv_store)
+                counted = offline.fingerprint if adapter is None else fingerprint()
+                return _Counted(stack.enter_context(offline), kv_store, counted)
             from semkv_rag.engine import Engine
 
             bar.starting(model)
             engine = Engine(model, store=place, index_url=index_url, codec=codec, **arguments)
+            stack.enter_context(engine)
+            if adapter is not None:
+                return adapter.of(engine)
             known.remember(engine.fingerprint)
-            return stack.enter_context(engine)
+            return engine
 
         what: dict[str, Any] = {
             "namespace": namespace,
@@ -240,8 +258,8 @@ def precompute_command(
 class _Counted:
     """A model that computes nothing, for a dry run."""
 
-    def __init__(self, model: OfflineModel, store: KVStore) -> None:
-        self.fingerprint = model.fingerprint
+    def __init__(self, model: OfflineModel, store: KVStore, fingerprint: str) -> None:
+        self.fingerprint = fingerprint
         self.tokenizer = model.tokenizer
         self.max_model_len = model.max_model_len
         self.kv_bytes_per_token = model.kv_bytes_per_token

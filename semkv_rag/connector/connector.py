@@ -45,6 +45,7 @@ from semkv_rag.connector.messages import StepMetadata, WorkerHandshake, WorkerRe
 from semkv_rag.connector.metrics import ReuseMetrics, ReuseStats
 from semkv_rag.connector.orphan import WRITING_S, end_with_parent
 from semkv_rag.connector.scheduler.catalogue import Catalogue
+from semkv_rag.connector.scheduler.owners import Owners
 from semkv_rag.connector.scheduler.planner import RequestPlanner
 from semkv_rag.connector.scheduler.precedence import Precedence
 from semkv_rag.connector.scheduler.step_work import scheduled_ranges
@@ -104,7 +105,7 @@ class SemKVConnector(KVConnectorBase_V1):
             logger.warning("semkv: the store %s cannot be used: %s", place, error)
         return RequestPlanner(
             catalogue,
-            model=model,
+            owners=Owners(model, config.lora_config),
             defaults=ReuseOptions.from_mapping(extra.get("reuse", {})),
             block_size=config.cache_config.block_size,
             step_tokens=config.scheduler_config.max_num_batched_tokens,

@@ -56,15 +56,15 @@ def config_fingerprint(config: VllmConfig) -> str:
         "quantization": str(model.quantization),
         "tensor_parallel": config.parallel_config.tensor_parallel_size,
         "load_format": str(config.load_config.load_format),
-        "files": _files_digest(_folder(model.model, model.revision), WEIGHTS),
-        "tokenizer": _files_digest(_folder(model.tokenizer, model.tokenizer_revision), TOKENIZER),
+        "files": files_digest(_folder(model.model, model.revision), WEIGHTS),
+        "tokenizer": files_digest(_folder(model.tokenizer, model.tokenizer_revision), TOKENIZER),
     }
     if facts["load_format"] == "dummy":
         facts["seed"] = model.seed
     if model.multimodal_config is not None:
         facts["multimodal"] = {
             **{name: getattr(model.multimodal_config, name, None) for name in MULTIMODAL},
-            "files": _files_digest(_folder(model.model, model.revision), PROCESSOR),
+            "files": files_digest(_folder(model.model, model.revision), PROCESSOR),
         }
     return blake3(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -93,7 +93,7 @@ def _folder(model: str, revision: str | None) -> Path:
         raise EngineError(f"the files of {model} are not on this machine: {error}") from error
 
 
-def _files_digest(folder: Path, patterns: tuple[str, ...]) -> dict[str, str]:
+def files_digest(folder: Path, patterns: tuple[str, ...]) -> dict[str, str]:
     """The digest of each file of a model's folder that matches, by name."""
     files = sorted({file for pattern in patterns for file in folder.glob(pattern)})
     cache = _DigestCache()
@@ -115,7 +115,8 @@ class _DigestCache:
 
     def digest(self, file: Path) -> str:
         stat = file.stat()
-        key = f"{file.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
+        # A copy may bring its time of modification along; this machine's time of change it has not.
+        key = f"{file.resolve()}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
         if key not in self._digests:
             hasher = blake3(max_threads=blake3.AUTO)
             hasher.update_mmap(file)

@@ -22,6 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+from semkv_rag.connector.adapter import Adapter
 from semkv_rag.connector.metrics import Fault
 from semkv_rag.reuse import ReusePlan
 
@@ -49,6 +50,8 @@ class BlendTask:
         tokens: the prompt's first `plan.covered` tokens.
         block_ids: the request's blocks, in order; they hold at least those tokens.
         start: the tokens before it are in the cache already, behind the forward of the task's step.
+        model: what its chunks are stored under; empty where nothing is read from files.
+        adapter: the request's; None for the model alone.
     """
 
     request_id: str
@@ -56,11 +59,14 @@ class BlendTask:
     tokens: list[int]
     block_ids: list[int]
     start: int
+    model: str = ""
+    adapter: Adapter | None = None
 
     def key(self) -> bytes:
-        """32 bytes that two tasks share only when plan and tokens are the same."""
+        """32 bytes that two tasks share only when plan, tokens and adapter are the same."""
         tokens = np.asarray(self.tokens, dtype=np.int32).tobytes()
-        return blake3(self.plan.digest() + tokens).digest()
+        adapter = b"" if self.adapter is None else bytes.fromhex(self.adapter.digest)
+        return blake3(self.plan.digest() + adapter + tokens).digest()
 
 
 @dataclass(frozen=True)
@@ -68,10 +74,12 @@ class ReadAhead:
     """The chunks of a request that has its plan, and waits for its blocks.
 
     Attributes:
+        model: what they are stored under.
         chunks: the id and the codec of each.
     """
 
     request_id: str
+    model: str
     namespace: str
     chunks: tuple[tuple[str, str], ...]
 
@@ -140,22 +148,25 @@ class CaptureTask:
 
     Attributes:
         ticket: the number by which the one who asked for the capture knows it.
-        chunk_id, namespace, kind: the chunk's identity, as in its file's header.
+        chunk_id, model, namespace, kind: the chunk's identity, as in its file's header.
         tokens: the prompt: the chunk's context, then the chunk.
         context: how many of them are the context, which is not stored.
         block_ids: the prompt's blocks, from the one with the chunk's first token on.
         role: `stored`; or `compared`: stored with how far its V are from those of the task with the
             same ticket that came before, whose role is `reference` and which is not stored.
+        adapter: that has to have computed it; None for the model alone.
     """
 
     ticket: int
     chunk_id: str
+    model: str
     namespace: str
     kind: str
     tokens: list[int]
     context: int
     block_ids: list[int]
     role: CaptureRole = "stored"
+    adapter: Adapter | None = None
 
 
 @dataclass(frozen=True)
@@ -178,7 +189,6 @@ class StepMetadata(KVConnectorMetadata):
     """The work of one step, behind its forward.
 
     Attributes:
-        model: the model's fingerprint.
         ahead: the chunks of requests that were planned since the last step, and wait.
         blends: that begin; they take turns in the order in which they began.
         budget_tokens: so many tokens the blends may compute.
@@ -186,7 +196,6 @@ class StepMetadata(KVConnectorMetadata):
         first_forwards: those of requests that were blended.
     """
 
-    model: str
     ahead: list[ReadAhead] = field(default_factory=list)
     blends: list[BlendTask] = field(default_factory=list)
     budget_tokens: int = 0
@@ -226,10 +235,12 @@ class WorkerResults(KVConnectorWorkerMetadata):
     Attributes:
         stall_s: what blends added to the step, seconds, if others were served in it; one rank's, as all
             wait for each other.
+        adapters: the digests of those that were loaded since the last results, by vLLM's number.
     """
 
     blends: dict[str, BlendResult]
     stall_s: float | None = None
+    adapters: dict[int, str] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerResults:
         """One rank's failure is everybody's: all ranks prefill when one cannot load."""
@@ -239,7 +250,7 @@ class WorkerResults(KVConnectorWorkerMetadata):
             if request_id not in merged or result.error is not None:
                 merged[request_id] = result
         stall_s = other.stall_s if self.stall_s is None else self.stall_s
-        return WorkerResults(merged, stall_s)
+        return WorkerResults(merged, stall_s, {**self.adapters, **other.adapters})
 
 
 @dataclass

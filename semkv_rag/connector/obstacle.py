@@ -11,7 +11,7 @@ def config_obstacle(config: VllmConfig) -> str | None:
     The worker's `model_layers` and gate find what shows only once the model is loaded.
     """
     model, parallel = config.model_config, config.parallel_config
-    drafts = config.speculative_config
+    drafts, lora = config.speculative_config, config.lora_config
     obstacles = {
         "its MLA is sparse: an indexer picks what each token attends to": (
             model.use_mla and hasattr(model.hf_text_config, "index_topk")
@@ -29,7 +29,11 @@ def config_obstacle(config: VllmConfig) -> str | None:
         "it has experts that are spread over data parallel ranks": (
             parallel.data_parallel_size > 1 and model.is_moe
         ),
-        "LoRA is on": config.lora_config is not None,
+        # Their features change with the adapter, and an image's name does not tell which it was.
+        "LoRA of the vision tower is on": (lora is not None and lora.enable_tower_connector_lora),
+        "LoRA adapters of two layouts are on": (
+            lora is not None and lora.enable_mixed_moe_lora_format
+        ),
         # Drafts that a model makes have KV of their own, which a blend would have to fill too.
         f"speculative decoding is on with {drafts and drafts.method}": (
             drafts is not None and drafts.method != "ngram"

@@ -12,10 +12,19 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError("vllm", "cpu", "gpu") from error
 
+from vllm.lora.request import LoRARequest
+
 from semkv_rag.connector.messages import GateReport
 from semkv_rag.engine.completion import Completion
 from semkv_rag.engine.engine import Engine
 from semkv_rag.engine.feature_encoder import ImageFeatureEncoder
 from semkv_rag.engine.launch import model_fingerprint
 
-__all__ = ["Completion", "Engine", "GateReport", "ImageFeatureEncoder", "model_fingerprint"]
+__all__ = [
+    "Completion",
+    "Engine",
+    "GateReport",
+    "ImageFeatureEncoder",
+    "LoRARequest",
+    "model_fingerprint",
+]

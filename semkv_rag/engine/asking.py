@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -45,11 +46,13 @@ async def parts(
     params: SamplingParams,
     request_id: str,
     plain_report: Callable[[int], ReuseReport],
+    lora: LoRARequest | None = None,
 ) -> AsyncIterator[Completion]:
     """The answer, part by part.
 
     Args:
         plain_report: the report of an answer that comes without one, by the prompt's tokens.
+        lora: the adapter that answers; None for the model alone.
 
     Raises:
         OptionError: vLLM does not take the request.
@@ -62,7 +65,9 @@ async def parts(
         given = {"prompt_token_ids": list(prompt)}
     try:
         rendered = await llm.render(given)
-        async for output in llm.generate(rendered, params, request_id):
+        if lora is not None:
+            await llm.load_adapter(lora)
+        async for output in llm.generate(rendered, params, request_id, lora_request=lora):
             latency_ms = (time.perf_counter() - began) * 1000
             ttft_ms = ttft_ms or latency_ms
             answer, prompt_tokens = output.outputs[0], len(output.prompt_token_ids or ())

@@ -17,12 +17,14 @@ from dataclasses import replace
 from typing import Any
 
 from vllm import RequestOutput
+from vllm.lora.request import LoRARequest
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineGenerateError
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from semkv_rag.config import DEFAULT_NAMESPACE
+from semkv_rag.connector.adapter import adapter_digest, adapter_model
 from semkv_rag.engine.caller import (
     CALLER,
     admitted,
@@ -81,6 +83,7 @@ class ReportingLLM(AsyncLLM):
         self.recent: RecentRequests | None = None
         self.ended = False
         self._of_namespace: Counter[str] = Counter()
+        self._loaded: dict[int, str] = {}
         super().__init__(*args, **kwargs)
         keep_images(self.renderer)
         self._fair = self.vllm_config.scheduler_config.policy == "priority"
@@ -150,7 +153,9 @@ class ReportingLLM(AsyncLLM):
                 trace = RequestTrace(options.get("trace_headers"), self.model_config.model)
                 options["trace_headers"] = trace.headers()
         outcome = Outcome(namespace, self.totals if counted else None, recent, trace)
-        lookup = self.prompt_lookup if counted else None
+        lora: LoRARequest | None = options.get("lora_request")
+        # What is stored of whole prompts is the model's alone.
+        lookup = self.prompt_lookup if counted and lora is None else None
         try:
             if lookup is not None:
                 outcome.looked_up = await lookup.begin(prompt, sampling_params)
@@ -160,7 +165,7 @@ class ReportingLLM(AsyncLLM):
                 outcome.take(output)
                 if (params := output.kv_transfer_params) is not None:
                     tokens = output.prompt_token_ids or ()
-                    await self._complete_map(params, tokens, namespace, wanted=wants_map)
+                    await self._complete_map(params, tokens, namespace, lora, wanted=wants_map)
                     if caller is not None:
                         caller.report = params
                 yield output
@@ -185,8 +190,44 @@ class ReportingLLM(AsyncLLM):
                 self.active -= 1
                 self.quiet_since = time.monotonic()
 
+    async def load_adapter(self, lora: LoRARequest) -> None:
+        """Have an adapter loaded before a request names it: one that cannot be would stop the engine.
+
+        Raises:
+            OptionError: it cannot be loaded, or the engine serves none.
+        """
+        if self._loaded.get(lora.lora_int_id) == lora.lora_path and not lora.load_inplace:
+            return
+        if self.vllm_config.lora_config is None:
+            raise OptionError("the engine serves no LoRA adapters: pass enable_lora=True")
+        try:
+            await self.add_lora(lora)
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            raise OptionError(
+                f"vLLM does not load the LoRA adapter {lora.lora_name}: {error}"
+            ) from error
+        self._loaded[lora.lora_int_id] = lora.lora_path
+
+    def _stored_under(self, lora: LoRARequest | None) -> str:
+        """What the chunks of the model, or of it with an adapter, are stored under."""
+        config = self.vllm_config.lora_config
+        if lora is None or config is None:
+            return self.fingerprint
+        try:
+            return adapter_model(self.fingerprint, adapter_digest(lora.lora_path), config)
+        except OptionError:  # none are
+            return self.fingerprint
+
     async def _complete_map(
-        self, params: dict[str, Any], tokens: Sequence[int], namespace: str, *, wanted: bool
+        self,
+        params: dict[str, Any],
+        tokens: Sequence[int],
+        namespace: str,
+        lora: LoRARequest | None,
+        *,
+        wanted: bool,
     ) -> None:
         """Put texts and names into a report's token map, if it has one that is wanted."""
         report = params.get(PARAMS_KEY) or {}
@@ -202,7 +243,7 @@ class ReportingLLM(AsyncLLM):
                 tokens,
                 self.get_tokenizer(),
                 self.store,
-                self.fingerprint,
+                self._stored_under(lora),
                 namespace,
             )
             report["token_map"] = whole.to_mapping()

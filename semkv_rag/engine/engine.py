@@ -17,23 +17,24 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
-    Sequence,
 )
 from pathlib import Path
 from typing import Any
+
+from vllm.lora.request import LoRARequest
 
 from semkv_rag.closing import Closing
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine.asking import Prompt, parts, sampling_params
 from semkv_rag.engine.bridge import Stream, stream_async
 from semkv_rag.engine.chat import ChatService, ChatSettings
+from semkv_rag.engine.checking import Checking
 from semkv_rag.engine.client import ReportingLLM
 from semkv_rag.engine.completion import Completion, join
 from semkv_rag.engine.counted import Counted
 from semkv_rag.engine.launch import engine_arguments, kv_bytes_per_token, resolve, transfer_config
 from semkv_rag.engine.loop import EngineLoop
 from semkv_rag.engine.openai_answers import OpenAIAnswers
-from semkv_rag.engine.scoring import Scored, score
 from semkv_rag.engine.startup import Started, start
 from semkv_rag.engine.storing import Storing
 from semkv_rag.errors import EngineError, OptionError, SemKVError
@@ -42,12 +43,11 @@ from semkv_rag.prompt_cache import Encoder, PromptCacheOptions
 from semkv_rag.report import ReuseReport
 from semkv_rag.store import KVStore, StorePlace, place_of
 from semkv_rag.store.codecs import PLAIN, codec_named
-from semkv_rag.wire import PARAMS_KEY
 
 CAPTURES_IN_FLIGHT = 32
 
 
-class Engine(OpenAIAnswers, Storing, Counted, Closing):
+class Engine(OpenAIAnswers, Storing, Checking, Counted, Closing):
     """A model in vLLM, with a store of precomputed KV.
 
     Args:
@@ -180,6 +180,7 @@ class Engine(OpenAIAnswers, Storing, Counted, Closing):
         *,
         sampling: Mapping[str, Any] | None = None,
         reuse: ReuseOptions | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> Completion:
         """Answer a prompt.
 
@@ -187,12 +188,15 @@ class Engine(OpenAIAnswers, Storing, Counted, Closing):
             prompt: text, tokens, or vLLM's dictionary of a prompt, for one with images.
             sampling: fields of vLLM's `SamplingParams`, such as `temperature` or `max_tokens`.
             reuse: this request's options instead of the engine's.
+            lora_request: vLLM's, of a LoRA adapter in a folder; needs `enable_lora=True`.
 
         Raises:
-            OptionError: an option or the prompt's length cannot be used.
+            OptionError: an option or the prompt's length cannot be used, or the adapter.
             EngineError: the engine stopped.
         """
-        return join(list(self.stream(prompt, sampling=sampling, reuse=reuse)))
+        return join(
+            list(self.stream(prompt, sampling=sampling, reuse=reuse, lora_request=lora_request))
+        )
 
     def generate_many(
         self,
@@ -200,12 +204,13 @@ class Engine(OpenAIAnswers, Storing, Counted, Closing):
         *,
         sampling: Mapping[str, Any] | None = None,
         reuse: ReuseOptions | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> list[Completion]:
         """Answer many prompts side by side; as `generate`, in the prompts' order."""
         params = sampling_params(sampling, reuse or self.reuse)
 
         async def all_of_them() -> list[Completion]:
-            answers = [self._answer(prompt, params.clone()) for prompt in prompts]
+            answers = [self._answer(prompt, params.clone(), lora_request) for prompt in prompts]
             return list(await asyncio.gather(*answers))
 
         return self._loop.call(all_of_them())
@@ -216,10 +221,13 @@ class Engine(OpenAIAnswers, Storing, Counted, Closing):
         *,
         sampling: Mapping[str, Any] | None = None,
         reuse: ReuseOptions | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> Completion:
         """As `generate`, for an event loop; cancelling it aborts the request."""
         params = sampling_params(sampling, reuse or self.reuse)
-        return await asyncio.wrap_future(self._loop.submit(self._answer(prompt, params)))
+        return await asyncio.wrap_future(
+            self._loop.submit(self._answer(prompt, params, lora_request))
+        )
 
     def stream(
         self,
@@ -227,10 +235,11 @@ class Engine(OpenAIAnswers, Storing, Counted, Closing):
         *,
         sampling: Mapping[str, Any] | None = None,
         reuse: ReuseOptions | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> Iterator[Completion]:
         """As `generate`, part by part. Closing the iterator aborts the request."""
         params = sampling_params(sampling, reuse or self.reuse)
-        return Stream(self._loop.submit, self._parts(prompt, params))
+        return Stream(self._loop.submit, self._parts(prompt, params, lora_request))
 
     def astream(
         self,
@@ -238,81 +247,25 @@ class Engine(OpenAIAnswers, Storing, Counted, Closing):
         *,
         sampling: Mapping[str, Any] | None = None,
         reuse: ReuseOptions | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncIterator[Completion]:
         """As `stream`, for an event loop."""
         params = sampling_params(sampling, reuse or self.reuse)
-        return stream_async(self._loop.submit, self._parts(prompt, params))
+        return stream_async(self._loop.submit, self._parts(prompt, params, lora_request))
 
     @property
     def has_prompt_cache(self) -> bool:
         """Whether whole prompts are looked up before they are answered."""
         return self._llm is not None and self._llm.prompt_lookup is not None
 
-    def score(
-        self,
-        prompt: Sequence[int],
-        answer: Sequence[int],
-        *,
-        top: int = 20,
-        reuse: ReuseOptions | None = None,
-    ) -> list[Scored | None]:
-        """What the model would have said in the place of each token of a given answer.
+    async def _answer(self, prompt: Prompt, params: Any, lora: LoRARequest | None) -> Completion:
+        return join([part async for part in self._parts(prompt, params, lora)])
 
-        The prompt's KV is that of `generate` with the same options: teacher forcing, for comparing
-        ways to get it.
-
-        Args:
-            prompt, answer: tokens, at least one each.
-            top: of how many of the likeliest tokens.
-            reuse: this request's options instead of the engine's.
-
-        Returns:
-            For each token of the answer the log-probabilities in its place by token id: of the `top`
-            likeliest, and of itself. None where vLLM's prefix cache held what was to be computed.
-
-        Raises:
-            OptionError: an option or the length cannot be used.
-            EngineError: the engine stopped.
-        """
-        wishes = {PARAMS_KEY: (reuse or self.reuse).to_mapping()}
-        return self._loop.call(
-            score(self._running(), self._request_id(), prompt, answer, top, wishes)
-        )
-
-    def reset_prefix_cache(self) -> bool:
-        """Empty vLLM's prefix cache (L0); False when a request under way holds part of it."""
-        return bool(self._loop.call(self._running().reset_prefix_cache()))
-
-    def probe(self, name: str, size: int = 0) -> list[dict[str, Any]]:
-        """What the workers find when they check themselves, by rank. No request may run meanwhile.
-
-        vLLM's prefix cache is empty behind it, as the checks write over blocks.
-
-        Args:
-            name: `about`, `layout`, `attention` or `copying`.
-            size: blocks for `layout` and `copying`, runs of rows for `attention`.
-
-        Raises:
-            EngineError: a worker failed, or the model is not served with reuse.
-        """
-        if not self.gate.servable:
-            raise EngineError(f"nothing to check: {self.gate.reason}")
-        try:
-            asked = self._running().collective_rpc("semkv_probe", args=(name, size))
-            return list(self._loop.call(asked))
-        except SemKVError:
-            raise
-        except Exception as error:
-            raise EngineError(f"the check {name} failed: {error}") from error
-        finally:
-            self.reset_prefix_cache()
-
-    async def _answer(self, prompt: Prompt, params: Any) -> Completion:
-        return join([part async for part in self._parts(prompt, params)])
-
-    async def _parts(self, prompt: Prompt, params: Any) -> AsyncIterator[Completion]:
+    async def _parts(
+        self, prompt: Prompt, params: Any, lora: LoRARequest | None
+    ) -> AsyncIterator[Completion]:
         llm, request_id = self._running(), self._request_id()
-        async for part in parts(llm, prompt, params, request_id, self.plain_report):
+        async for part in parts(llm, prompt, params, request_id, self.plain_report, lora):
             yield part
 
     def plain_report(self, prompt_tokens: int) -> ReuseReport:

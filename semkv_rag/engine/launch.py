@@ -18,6 +18,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
 
 from semkv_rag.config import ReuseOptions
+from semkv_rag.connector.adapter import adapter_digest, adapter_model
 from semkv_rag.connector.fingerprint import config_fingerprint
 from semkv_rag.connector.obstacle import config_obstacle
 from semkv_rag.errors import EngineError, OptionError
@@ -244,3 +245,19 @@ def model_fingerprint(model: str, **engine_args: Any) -> str:
     """
     config, _ = resolve(engine_arguments(model, engine_args), None)
     return config_fingerprint(config)
+
+
+def adapter_fingerprint(model: str, path: str, **engine_args: Any) -> str:
+    """What chunks of the model with a LoRA adapter are stored under, without starting an engine.
+
+    Args:
+        path: the adapter's folder.
+        engine_args: as for `model_fingerprint`; `enable_lora` among them.
+
+    Raises:
+        OptionError: an engine argument is unknown, or the folder holds no adapter.
+        EngineError: vLLM cannot load the model, or its files are not on this machine.
+    """
+    config, _ = resolve(engine_arguments(model, engine_args), None)
+    assert config.lora_config is not None
+    return adapter_model(config_fingerprint(config), adapter_digest(path), config.lora_config)

@@ -8,13 +8,16 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextvars import Context
+from copy import copy
 from typing import Any
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from semkv_rag.connector.adapter import Adapter, adapter_digest, adapter_model
 from semkv_rag.connector.messages import Captured, GateReport
 from semkv_rag.corpus.capture import CaptureItem, CaptureResult
 from semkv_rag.engine.capturing import WRITE_TIMEOUT_SECONDS, Capturing, Tickets
@@ -69,6 +72,23 @@ class LLMCapturer:
         self._ids = itertools.count()
         self._tickets = Tickets(self._take_captured)
         self._last_poll = time.monotonic()
+        self._adapter: Adapter | None = None
+
+    def with_adapter(self, lora: LoRARequest) -> LLMCapturer:
+        """The capturer of the model with an adapter, over the same engine.
+
+        Raises:
+            OptionError: the engine serves no adapters, or there is none in the folder.
+        """
+        config = self._llm.vllm_config.lora_config
+        if config is None:
+            raise OptionError("the engine serves no LoRA adapters: pass enable_lora=True")
+        digest = adapter_digest(lora.lora_path)
+        other = copy(self)
+        other.fingerprint = adapter_model(self.fingerprint, digest, config)
+        other.description = {**self.description, "lora": lora.lora_name}
+        other._adapter = Adapter(digest, lora)
+        return other
 
     @property
     def ended(self) -> Mapping[str, int]:
@@ -104,7 +124,8 @@ class LLMCapturer:
             behind_exact: also where what is reused is exact, and the beginning of the prompt.
         """
         ticket = self._tickets.draw()
-        return ticket, {**_about(item, ticket), "in_passing": True, "behind_exact": behind_exact}
+        about = self._about(item, ticket)
+        return ticket, {**about, "in_passing": True, "behind_exact": behind_exact}
 
     def forget(self, ticket: int) -> None:
         """Nobody waits for this capture."""
@@ -137,11 +158,12 @@ class LLMCapturer:
     async def _prefill(self, item: CaptureItem, ticket: int) -> None:
         """Have the chunk computed; before it, where it has a reference, behind that context."""
         if item.reference is None:
-            await self._run(item, item.context, _about(item, ticket))
+            await self._run(item, item.context, self._about(item, ticket))
             return
-        about = {**_about(item, ticket), "context": len(item.reference), "role": "reference"}
-        await self._run(item, item.reference, about)
-        await self._run(item, item.context, {**_about(item, ticket), "role": "compared"})
+        about = self._about(item, ticket)
+        first = {**about, "context": len(item.reference), "role": "reference"}
+        await self._run(item, item.reference, first)
+        await self._run(item, item.context, {**about, "role": "compared"})
 
     async def _run(self, item: CaptureItem, context: TokenArray, about: dict[str, Any]) -> None:
         """One prefill, of which is captured what the engine is told.
@@ -160,13 +182,29 @@ class LLMCapturer:
         )
         prompt = [*context.tolist(), *item.tokens.tolist()]
         request_id = f"{CAPTURE_PREFIX}{next(self._ids)}"
+        lora = None if self._adapter is None else self._adapter.request
         try:
-            async for _ in self._llm.generate({"prompt_token_ids": prompt}, params, request_id):
+            if lora is not None:
+                await self._llm.load_adapter(lora)
+            async for _ in self._llm.generate(
+                {"prompt_token_ids": prompt}, params, request_id, lora_request=lora
+            ):
                 pass
         except EngineDeadError as error:
             raise EngineError(f"vLLM's engine stopped: {error}") from error
         except (ValueError, VLLMClientError) as error:
             raise OptionError(f"vLLM does not take this chunk: {error}") from error
+
+    def _about(self, item: CaptureItem, ticket: int) -> dict[str, Any]:
+        """What the scheduler must know of an item to have it captured."""
+        return {
+            "ticket": ticket,
+            "id": item.id,
+            "model": self.fingerprint,
+            "adapter": None if self._adapter is None else self._adapter.digest,
+            "kind": item.kind,
+            "context": len(item.context),
+        }
 
     def _take_captured(self) -> list[list[dict[str, Any]]]:
         """What each rank has written since the last call.
@@ -194,8 +232,3 @@ class LLMCapturer:
             raise EngineError("the engine is closed")
         # In no caller's name: whoever's request it is for, this is the engine's own work.
         return Context().run(asyncio.run_coroutine_threadsafe, work, self._loop)
-
-
-def _about(item: CaptureItem, ticket: int) -> dict[str, Any]:
-    """What the scheduler must know of an item to have it captured."""
-    return {"ticket": ticket, "id": item.id, "kind": item.kind, "context": len(item.context)}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from vllm.lora.request import LoRARequest
+
 from semkv_rag.config import ReuseOptions
 from semkv_rag.connector.messages import GateReport
-from semkv_rag.corpus.capture import CaptureItem, CaptureResult
+from semkv_rag.corpus.capture import CaptureItem, Capturer, CaptureResult
 from semkv_rag.engine.client import ReportingLLM
 from semkv_rag.engine.llm_capturer import LLMCapturer
 from semkv_rag.engine.prompt_lookup import PromptLookup
@@ -45,6 +47,20 @@ class Storing:
         if self._capturer is None:
             raise EngineError("the engine was started without a store: pass store=…")
         return self._capturer.capture(items, in_flight=in_flight)
+
+    def with_adapter(self, lora_request: LoRARequest) -> Capturer:
+        """What stores chunks of the model with a LoRA adapter, for `precompute` and its kin.
+
+        Args:
+            lora_request: as for `Engine.generate`.
+
+        Raises:
+            EngineError: the engine has no store.
+            OptionError: the engine serves no adapters, or there is none in the folder.
+        """
+        if self._capturer is None:
+            raise EngineError("the engine was started without a store: pass store=…")
+        return self._capturer.with_adapter(lora_request)
 
     def observe(
         self,

@@ -24,11 +24,13 @@ NOTICE = "semkv: this model is answered without reuse"
 
 CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "learned positions": ("gpt2", {}, "positions are not relative"),
-    "LoRA": ("qwen3", {"enable_lora": True, "max_lora_rank": 8}, "LoRA is on"),
+    "LoRA of two layouts": (
+        "qwen2_moe",
+        {"enable_lora": True, "enable_mixed_moe_lora_format": True},
+        "LoRA adapters of two layouts are on",
+    ),
 }
-
-
-IN_CONFIGURATION = ("LoRA",)
+IN_CONFIGURATION = ("LoRA of two layouts",)
 """Refused before anything starts; that they answer all the same is for `make soak`."""
 
 
@@ -84,6 +86,11 @@ def test_latents_that_vllm_turns_wrongly_are_refused(
 BEFORE = {
     "sparse MLA": ("deepseek_sparse", {}, "its MLA is sparse"),
     "latents in 8 bits": ("deepseek_v2", {"kv_cache_dtype": "fp8"}, "keeps latents in 8 bits"),
+    "LoRA of the vision tower": (
+        "llava",
+        {"enable_lora": True, "enable_tower_connector_lora": True},
+        "LoRA of the vision tower is on",
+    ),
     "pipeline parallel": (
         "qwen3",
         {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"},

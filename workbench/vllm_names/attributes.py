@@ -10,6 +10,20 @@ _RUNNER = ("attn_groups", "device", "dtype", "get_model", "kv_cache_config")
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner": _RUNNER,
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner": (*_RUNNER, "req_states"),
+    "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin": ("lora_manager",),
+    "vllm.lora.worker_manager:LRUCacheWorkerLoRAManager": (
+        "_load_adapter",
+        "add_adapter",
+        "set_active_adapters",
+    ),
+    "vllm.config.lora:LoRAConfig": (
+        "enable_mixed_moe_lora_format",
+        "enable_tower_connector_lora",
+        "lora_dtype",
+        "max_loras",
+        "target_modules",
+    ),
+    "vllm.lora.request:LoRARequest": ("load_inplace", "lora_int_id", "lora_name", "lora_path"),
     "vllm.v1.worker.gpu.states:RequestState": (
         "num_computed_tokens",
         "num_computed_tokens_np",

@@ -49,8 +49,6 @@ def obstacle(tracked: TrackedRequest, image_obstacle: str | None) -> str | None:
         return "the prompt is not made of tokens"
     if request.mm_features and image_obstacle is not None:
         return f"the prompt holds images, and {image_obstacle}"
-    if request.lora_request is not None:
-        return "the request uses a LoRA adapter"
     if request.skip_reading_prefix_cache:
         return "the request asked for all prompt tokens to be computed"
     return None

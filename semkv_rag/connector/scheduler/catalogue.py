@@ -1,8 +1,9 @@
-"""The catalogue: the stored chunks of one model, ready to be matched, kept up with the store.
+"""The catalogue: the stored chunks of a model and its adapters, ready to be matched.
 
-It lives in the scheduler's process. The store's change feed is asked at every request, so that a chunk
-that another process has just stored is found by the next prompt. All of that is done by threads of its
-own: the scheduler holds nobody up for it, and asks again whether a look-up is done (`planner`).
+It lives in the scheduler's process and keeps up with the store, whose change feed is asked at every
+request, so that a chunk that another process has just stored is found by the next prompt. All of that is
+done by threads of its own: the scheduler holds nobody up for it, and asks again whether a look-up is done
+(`planner`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeAlias
 
 from semkv_rag.connector.scheduler.shelf import Shelf
 from semkv_rag.connector.touching import Touches
@@ -28,8 +30,12 @@ SLOW_S = 1.0
 """A look-up takes milliseconds where little is new. Nobody waits behind one that takes longer."""
 
 
+_Owner: TypeAlias = tuple[str, str]
+"""A model and a namespace."""
+
+
 class _Queue:
-    """A namespace's look-ups, which run one behind the other.
+    """The look-ups of a model's namespace, which run one behind the other.
 
     Attributes:
         shelf: its chunks.
@@ -46,16 +52,16 @@ class _Queue:
 
 
 class Catalogue:
-    """Finds one model's stored chunks in prompts. For one thread, the scheduler's.
+    """Finds stored chunks in prompts. For one thread, the scheduler's.
 
     Args:
-        model: the fingerprint whose chunks are looked for.
+        model: the fingerprint whose chunks are looked for, unless those of another are asked for.
     """
 
     def __init__(self, store: KVStore, model: str) -> None:
         self._store = store
         self._model = model
-        self._queues: dict[str, _Queue] = {}
+        self._queues: dict[_Owner, _Queue] = {}
         self._lock = threading.Lock()
         self._touches = Touches(store.touch)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="semkv-match")
@@ -83,53 +89,58 @@ class Catalogue:
         """
         until = time.monotonic() + LOADED_S
         for namespace in self._store.namespaces(self._model):
-            self._queue(namespace).shelf.load(until)
+            self._queue((self._model, namespace)).shelf.load(until)
 
-    def find(self, namespace: str, prompt: TokenArray) -> Future[list[Span]]:
+    def find(
+        self, namespace: str, prompt: TokenArray, model: str | None = None
+    ) -> Future[list[Span]]:
         """Look for the namespace's chunks in `prompt`.
+
+        Args:
+            model: whose; the catalogue's own unless given.
 
         Returns:
             Those found, in prompt order, none overlapping another; or a `StoreError`: the store's index
             cannot be read, or an earlier look-up of the namespace takes too long.
         """
         asked: Future[list[Span]] = Future()
+        owner = (model or self._model, namespace)
         with self._lock:
-            queue = self._queue(namespace)
+            queue = self._queue(owner)
             since = queue.busy_since
             if since is not None and time.monotonic() - since > SLOW_S:
                 asked.set_exception(StoreError("it is being read since an earlier request"))
                 return asked
             queue.waiting.append((prompt, asked))
             if since is None:
-                self._begin(namespace, queue)
+                self._begin(owner, queue)
         return asked
 
     def used(self, spans: Iterable[Span]) -> None:
         """Have the store know that these chunks are in use."""
         self._touches.note(span.chunk_id for span in spans)
 
-    def forget(self, namespace: str, ids: Iterable[str]) -> None:
+    def forget(self, namespace: str, ids: Iterable[str], model: str | None = None) -> None:
         """Match these chunks no more, because they are gone or their files are bad."""
         with self._lock:
-            if (queue := self._queues.get(namespace)) is not None:
+            if (queue := self._queues.get((model or self._model, namespace))) is not None:
                 queue.bad.update(ids)
 
-    def _queue(self, namespace: str) -> _Queue:
-        queue = self._queues.get(namespace)
+    def _queue(self, owner: _Owner) -> _Queue:
+        queue = self._queues.get(owner)
         if queue is None:
-            work = self._background.submit
-            shelf = Shelf(self._store, self._model, namespace, work, self._closed)
-            queue = self._queues[namespace] = _Queue(shelf)
+            shelf = Shelf(self._store, *owner, self._background.submit, self._closed)
+            queue = self._queues[owner] = _Queue(shelf)
         return queue
 
-    def _begin(self, namespace: str, queue: _Queue) -> None:
+    def _begin(self, owner: _Owner, queue: _Queue) -> None:
         """Have the next look-up done, in its turn among all namespaces'. Holds the lock."""
         queue.busy_since = time.monotonic()
-        self._threads.submit(self._serve, namespace, queue)
+        self._threads.submit(self._serve, owner, queue)
 
     # ---- in a thread of its own ------------------------------------------------------------------
 
-    def _serve(self, namespace: str, queue: _Queue) -> None:
+    def _serve(self, owner: _Owner, queue: _Queue) -> None:
         with self._lock:
             queue.busy_since = time.monotonic()
             prompt, asked = queue.waiting.popleft()
@@ -141,8 +152,8 @@ class Catalogue:
                 asked.set_exception(error)
         with self._lock:
             if queue.waiting and not self._closed.is_set():
-                self._begin(namespace, queue)
+                self._begin(owner, queue)
                 return
             queue.busy_since = None
             if queue.shelf.is_empty:  # whatever namespaces are asked for, this does not grow
-                del self._queues[namespace]
+                del self._queues[owner]

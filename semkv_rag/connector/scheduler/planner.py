@@ -45,6 +45,7 @@ from semkv_rag.connector.metrics import PlainReason, ReuseStats
 from semkv_rag.connector.scheduler.admission import note_images, obstacle, wishes_in
 from semkv_rag.connector.scheduler.block_hashes import salt_blocks
 from semkv_rag.connector.scheduler.catalogue import Catalogue
+from semkv_rag.connector.scheduler.owners import Owner, Owners
 from semkv_rag.connector.scheduler.pace import Pace
 from semkv_rag.connector.scheduler.step_work import StepWork
 from semkv_rag.connector.scheduler.tracked import TrackedRequest
@@ -71,7 +72,7 @@ class RequestPlanner:
 
     Args:
         catalogue: the store's chunks; None when the store could not be opened, see `store_fault`.
-        model: the model's fingerprint.
+        owners: whose chunks are a request's.
         defaults: the options of requests that bring none.
         block_size: tokens of a block, as they are hashed.
         step_tokens: the most that a step computes.
@@ -86,7 +87,7 @@ class RequestPlanner:
         self,
         catalogue: Catalogue | None,
         *,
-        model: str,
+        owners: Owners,
         defaults: ReuseOptions,
         block_size: int,
         step_tokens: int,
@@ -99,10 +100,10 @@ class RequestPlanner:
         self.stats = ReuseStats()
         self.pace = Pace()
         self.kv_cache_manager: KVCacheManager | None = None
-        self._catalogue = catalogue
+        self._catalogue, self._owners = catalogue, owners
         self._defaults = defaults
         self._block_size = block_size
-        self._step_work = StepWork(model, block_size, step_tokens, self._block_ids)
+        self._step_work = StepWork(block_size, step_tokens, self._block_ids)
         self._request_namespace = request_namespace
         self._fusion = fusion
         self._image_obstacle = image_obstacle
@@ -136,10 +137,9 @@ class RequestPlanner:
             prompt_tokens=request.num_prompt_tokens,
             reason=f"planning failed: {error!r}",
         )
-        tracked = TrackedRequest(
-            request, self._defaults, report, fault="internal", plain_reason="fault"
+        self._requests[request.request_id] = TrackedRequest(
+            request, self._defaults, report, Owner(""), fault="internal", plain_reason="fault"
         )
-        self._requests[request.request_id] = tracked
 
     def _admit(self, request: Request) -> None:
         params, skip = wishes_in(request, any_namespace=self._request_namespace)
@@ -160,6 +160,7 @@ class RequestPlanner:
                 ratio=0.0 if options.ratio == AUTO else options.ratio,
                 selector=options.selector,
             ),
+            self._owners.of(request),
             answer_tokens=answer,
             capture=capture,
         )
@@ -168,7 +169,7 @@ class RequestPlanner:
             names = note_images(tracked, near, features=self._fusion, store=store_images)
             tracked.names = names
         plain_reason: PlainReason = "request" if options.enabled else "off"
-        skip = skip or obstacle(tracked, self._image_obstacle)
+        skip = skip or obstacle(tracked, self._image_obstacle) or tracked.owner.obstacle
         if skip is None:
             skip, plain_reason = self._obstacle(), "store" if self.gate.servable else "model"
         if skip is not None:
@@ -178,7 +179,9 @@ class RequestPlanner:
             return
         assert self._catalogue is not None
         tracked.since = time.perf_counter()
-        tracked.look_up = self._catalogue.find(options.namespace, tracked.matchable())
+        tracked.look_up = self._catalogue.find(
+            options.namespace, tracked.matchable(), tracked.owner.model
+        )
         wait([tracked.look_up], AT_ONCE_S)
         self._try_to_plan(tracked, tracked.look_up)
 
@@ -199,7 +202,7 @@ class RequestPlanner:
                 tracked.capture = None
         if plan is not None:
             self._planned.append(tracked)
-        self._salt_blocks(tracked)
+        salt_blocks(tracked.request, tracked.salts(self._block_size))
         # Behind the hashing, which an image's name is part of.
         for feature, name in zip(tracked.request.mm_features, tracked.names, strict=False):
             feature.identifier = name
@@ -241,17 +244,6 @@ class RequestPlanner:
             tracked.fault, tracked.plain_reason = "internal", "fault"
         tracked.note_plan(reason, time.perf_counter() - tracked.since)
 
-    def _salt_blocks(self, tracked: TrackedRequest) -> None:
-        """Have the blocks whose KV is not the tokens' own found by requests of the same plan only."""
-        salts: dict[int, bytes] = {}
-        if tracked.first_near is not None:
-            taken_for = "".join(image.key for image in tracked.images)
-            salts[tracked.first_near // self._block_size] = b"near:" + taken_for.encode()
-        if tracked.plan is not None and (first := tracked.plan.first_inexact) is not None:
-            block = first // self._block_size
-            salts[block] = salts.get(block, b"") + b"plan:" + tracked.plan.digest()
-        salt_blocks(tracked.request, salts)
-
     def matched_tokens(self, request: Request, computed: int) -> int | None:
         """How many tokens behind the first `computed` ones the blend pass will fill in.
 
@@ -271,7 +263,7 @@ class RequestPlanner:
         tracked.in_prefix_cache = computed
         if tracked.plan is None or tracked.plan.covered <= computed:
             return 0
-        if self._under_way.get(tracked.blend_key(), request.request_id) != request.request_id:
+        if self._under_way.get(tracked.blend_key, request.request_id) != request.request_id:
             return None
         return tracked.plan.covered - computed
 
@@ -284,16 +276,9 @@ class RequestPlanner:
             tracked.report = replace(tracked.report, cached_tokens=tracked.in_prefix_cache)
         if external > 0:
             assert tracked.plan is not None
-            covered = tracked.plan.covered
-            tracked.blend = BlendTask(
-                request_id=request.request_id,
-                plan=tracked.plan,
-                tokens=list(request.prompt_token_ids[:covered]),
-                block_ids=block_ids,
-                start=covered - external,
-            )
+            tracked.blend = tracked.blend_task(block_ids, tracked.plan.covered - external)
             self._blends.append(tracked.blend)
-            self._under_way[tracked.blend_key()] = request.request_id
+            self._under_way[tracked.blend_key] = request.request_id
 
     # ---- a step ----------------------------------------------------------------------------
 
@@ -316,11 +301,13 @@ class RequestPlanner:
         """Take a step's outcome into the reports; chunks with bad files are matched no more."""
         if results.stall_s is not None:
             self._stalls_s.append(results.stall_s)
+        self._owners.loaded(results.adapters)
         for request_id, result in results.blends.items():
             if (tracked := self._requests.get(request_id)) is None:
                 continue
             if result.bad_chunks and self._catalogue is not None:
-                self._catalogue.forget(tracked.options.namespace, result.bad_chunks)
+                namespace, model = tracked.options.namespace, tracked.owner.model
+                self._catalogue.forget(namespace, result.bad_chunks, model)
             self._ended(request_id)
             tracked.take(result)
             if result.stats is not None:

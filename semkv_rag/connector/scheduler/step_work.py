@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from semkv_rag.connector.adapter import Adapter
 from semkv_rag.connector.messages import (
     BlendTask,
     CaptureTask,
@@ -26,7 +27,6 @@ class StepWork:
     """Makes each step's metadata.
 
     Args:
-        model: the model's fingerprint.
         block_size: tokens of a block.
         step_tokens: the most that a step computes.
         block_ids: a request's blocks, in order, by its id.
@@ -34,12 +34,11 @@ class StepWork:
 
     def __init__(
         self,
-        model: str,
         block_size: int,
         step_tokens: int,
         block_ids: Callable[[str], list[int]],
     ) -> None:
-        self._model, self._block_size, self._step_tokens = model, block_size, step_tokens
+        self._block_size, self._step_tokens = block_size, step_tokens
         self._block_ids = block_ids
 
     def metadata(
@@ -63,7 +62,6 @@ class StepWork:
             if request_id in requests
         ]
         return StepMetadata(
-            self._model,
             ahead=[_ahead(tracked) for tracked in planned if tracked.blend is None],
             blends=blends,
             budget_tokens=max(self._step_tokens - computed, self._step_tokens // LEAST_SHARE),
@@ -98,15 +96,19 @@ class StepWork:
         tracked.captured = True
         context, end = int(wish["context"]), -(-request.num_prompt_tokens // self._block_size)
         blocks = self._block_ids(request.request_id)
+        lora = request.lora_request
         return CaptureTask(
             ticket=wish["ticket"],
             chunk_id=wish["id"],
+            model=wish["model"],
             namespace=tracked.options.namespace,
             kind=wish["kind"],
             tokens=tracked.tokens().tolist(),
             context=context,
             block_ids=blocks[context // self._block_size : end],
             role=wish.get("role", "stored"),
+            # As whoever asked for it knows the adapter; the workers say whether they have that one.
+            adapter=None if lora is None else Adapter(wish.get("adapter") or "", lora),
         )
 
 
@@ -118,7 +120,8 @@ def _ahead(tracked: TrackedRequest) -> ReadAhead:
     assert tracked.plan is not None
     missing = [span for span in tracked.plan.spans if span.end > tracked.in_prefix_cache]
     chunks = tuple(dict.fromkeys((span.chunk_id, span.codec) for span in missing))
-    return ReadAhead(tracked.request.request_id, tracked.options.namespace, chunks)
+    namespace = tracked.options.namespace
+    return ReadAhead(tracked.request.request_id, tracked.owner.model, namespace, chunks)
 
 
 def scheduled_ranges(output: SchedulerOutput) -> dict[str, tuple[int, int]]:

@@ -6,12 +6,14 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from semkv_rag.config import AUTO, ReuseOptions
 from semkv_rag.connector.images.report import take_image_report
 from semkv_rag.connector.messages import BlendResult, BlendStats, BlendTask, SeenTokens
 from semkv_rag.connector.metrics import Fault, PlainReason
+from semkv_rag.connector.scheduler.owners import Owner
 from semkv_rag.report import ReuseReport
 from semkv_rag.reuse import ImageRows, ReusePlan, Span, TokenArray, tell_images_apart, token_array
 from semkv_rag.reuse.mapped import token_map
@@ -27,6 +29,7 @@ class TrackedRequest:
 
     Attributes:
         options: its own.
+        owner: whose KV it reads and writes.
         look_up: what is stored of its prompt, until the plan is made; `since` when it began.
         images: in prompt order, each under the key it is taken for.
         names: of the images' features, as they are loaded and saved; given to the request with the plan.
@@ -44,6 +47,7 @@ class TrackedRequest:
     request: Request
     options: ReuseOptions
     report: ReuseReport
+    owner: Owner
     look_up: Future[list[Span]] | None = None
     since: float = 0.0
     images: list[ImageRows] = field(default_factory=list)
@@ -52,7 +56,6 @@ class TrackedRequest:
     answer_tokens: int = 0
     plan: ReusePlan | None = None
     blend: BlendTask | None = None
-    key: bytes | None = None
     capture: Mapping[str, Any] | None = None
     captured: bool = False
     in_prefix_cache: int = 0
@@ -76,13 +79,43 @@ class TrackedRequest:
         tokens = self.tokens()
         return tokens[: len(tokens) - self.answer_tokens]
 
+    @cached_property
     def blend_key(self) -> bytes:
         """Equal for requests whose blends put the same KV into the cache."""
-        if self.key is None:
-            assert self.plan is not None
-            tokens = list(self.request.prompt_token_ids[: self.plan.covered])
-            self.key = BlendTask("", self.plan, tokens, [], 0).key()
-        return self.key
+        return self.blend_task([], 0).key()
+
+    def blend_task(self, block_ids: list[int], start: int) -> BlendTask:
+        """The blend that fills its blocks.
+
+        Args:
+            block_ids: of the request.
+            start: so many of its first tokens are in the cache already.
+        """
+        assert self.plan is not None
+        return BlendTask(
+            request_id=self.request.request_id,
+            plan=self.plan,
+            tokens=list(self.request.prompt_token_ids[: self.plan.covered]),
+            block_ids=block_ids,
+            start=start,
+            model=self.owner.model,
+            adapter=self.owner.adapter,
+        )
+
+    def salts(self, block_size: int) -> dict[int, bytes]:
+        """What goes into the hashes of its blocks, by the block from which on it counts.
+
+        Blocks whose KV is not the tokens' own are found by requests of the same plan only.
+        """
+        salts = {0: self.owner.salt} if self.owner.salt else {}
+        if self.first_near is not None:
+            taken_for = "".join(image.key for image in self.images)
+            block = self.first_near // block_size
+            salts[block] = salts.get(block, b"") + b"near:" + taken_for.encode()
+        if self.plan is not None and (first := self.plan.first_inexact) is not None:
+            block = first // block_size
+            salts[block] = salts.get(block, b"") + b"plan:" + self.plan.digest()
+        return salts
 
     def is_to_be_captured(self, end: int) -> bool:
         """Whether it is wished for, was not done, and the prompt is computed up to its end by `end`."""

@@ -53,7 +53,7 @@ class ChunkFiles:
     _origins: dict[str, Origin] = field(default_factory=dict)
 
     def open_for(
-        self, task: BlendTask, model: str
+        self, task: BlendTask
     ) -> contextlib.AbstractContextManager[Mapping[str, KVSource]]:
         """A task's chunks by id, open inside the block. What is not on this machine is fetched now.
 
@@ -61,17 +61,15 @@ class ChunkFiles:
             LostKV: files are missing, torn, another model's or did not come in time; or were found so
                 inside the block.
         """
-        return self._opened(task, model, self._expected(chunk_keys(task, model)))
+        return self._opened(task, self._expected(chunk_keys(task)))
 
     @contextlib.contextmanager
-    def _opened(
-        self, task: BlendTask, model: str, wait: FileWait | None
-    ) -> Iterator[Mapping[str, KVSource]]:
+    def _opened(self, task: BlendTask, wait: FileWait | None) -> Iterator[Mapping[str, KVSource]]:
         sources: dict[str, ChunkFile | HeldChunk] = {}
         bad: list[str] = []
         error = ""
         with contextlib.ExitStack() as files:
-            for key in chunk_keys(task, model):
+            for key in chunk_keys(task):
                 try:
                     sources[key.chunk_id] = self._source(key, files, wait)
                 except ChunkFileError as fault:
@@ -89,9 +87,9 @@ class ChunkFiles:
                 raise LostKV(str(fault)) from fault
             self._origins[task.request_id] = _origin(sources.values())
 
-    def read_ahead(self, task: ReadAhead, model: str) -> None:
+    def read_ahead(self, task: ReadAhead) -> None:
         """Read chunks into memory, as far as there is room; have those fetched that are not here."""
-        keys = [ChunkKey(model, task.namespace, *chunk) for chunk in task.chunks]
+        keys = [ChunkKey(task.model, task.namespace, *chunk) for chunk in task.chunks]
         wait = self._expected(keys)
         if self.memory is None:
             return
@@ -105,10 +103,10 @@ class ChunkFiles:
                     return
                 chunk.sensitivity()
 
-    def need(self, tasks: Iterable[BlendTask], model: str) -> None:
+    def need(self, tasks: Iterable[BlendTask]) -> None:
         """Keep in memory what is there of the chunks of these tasks, and of no others."""
         if self.memory is not None:
-            self.memory.needed = {key for task in tasks for key in chunk_keys(task, model)}
+            self.memory.needed = {key for task in tasks for key in chunk_keys(task)}
 
     def told(self, request_id: str, stats: BlendStats) -> BlendStats:
         """What a blend did, with where its chunks came from."""
@@ -165,13 +163,13 @@ class ChunkFiles:
         return file
 
 
-def chunk_keys(task: BlendTask, model: str) -> list[ChunkKey]:
+def chunk_keys(task: BlendTask) -> list[ChunkKey]:
     """The chunks that a task may load, each once; what is before its start is in the cache."""
     namespace = task.plan.options.namespace
     chunks = dict.fromkeys(
         (span.chunk_id, span.codec) for span in task.plan.spans if span.end > task.start
     )
-    return [ChunkKey(model, namespace, *chunk) for chunk in chunks]
+    return [ChunkKey(task.model, namespace, *chunk) for chunk in chunks]
 
 
 def _origin(sources: Iterable[ChunkFile | HeldChunk]) -> Origin:

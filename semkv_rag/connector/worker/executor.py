@@ -38,12 +38,13 @@ from semkv_rag.connector.worker.arena import Arena
 from semkv_rag.connector.worker.blend.blend_pass import BlendPass
 from semkv_rag.connector.worker.blend.blend_queue import BlendQueue
 from semkv_rag.connector.worker.blend.setting import BlendSetting
-from semkv_rag.connector.worker.blend.stored_kv import LostKV, Sources
+from semkv_rag.connector.worker.blend.stored_kv import LostKV, Sources, lost
 from semkv_rag.connector.worker.capture.capture import ChunkCapture
 from semkv_rag.connector.worker.capture.lull import Lull
 from semkv_rag.connector.worker.chunk_files import ChunkFiles
 from semkv_rag.connector.worker.chunk_memory import ChunkMemory
 from semkv_rag.connector.worker.gate import run_gate
+from semkv_rag.connector.worker.model.adapters import Adapters, adapters_of
 from semkv_rag.connector.worker.model.block_layout import find_layouts
 from semkv_rag.connector.worker.model.kv_tap import KVTap
 from semkv_rag.connector.worker.model.latent import LatentLayer, attend_to_context
@@ -88,6 +89,7 @@ class BlendExecutor:
         self._queue: BlendQueue | None = None
         self._capture: ChunkCapture | None = None
         self._spoiling: Spoiling | None = None
+        self._adapters: Adapters | None = None
         self._lull = Lull()
         self._step: StepMetadata | None = None
         self._results: dict[str, BlendResult] = {}
@@ -116,7 +118,10 @@ class BlendExecutor:
             for layer in layers:
                 if isinstance(layer, LatentLayer):
                     attend_to_context(layer)
-            model = SlicedModel(runner.get_model(), layers, tap, paged, scattered, self._config)
+            self._adapters = adapters_of(runner, self._config)
+            model = SlicedModel(
+                runner.get_model(), layers, tap, paged, scattered, self._config, self._adapters
+            )
             self._blend_pass = BlendPass(
                 BlendSetting(
                     model=model,
@@ -144,6 +149,7 @@ class BlendExecutor:
                 ranks,
                 self._lull,
                 self._codec,
+                self._adapters,
             )
             self.gate = self._pass_gate(runner, self._blend_pass)
         except Unservable as reason:
@@ -196,12 +202,12 @@ class BlendExecutor:
         self._lull.step()
         if self._ahead is not None:
             self._ahead.stop({task.request_id for task in metadata.blends})
-            self._ahead.begin(metadata.ahead, metadata.model)
+            self._ahead.begin(metadata.ahead)
 
     def blend(self) -> None:
         """Let the step's blends begin, and those under way go on."""
         if self._queue is not None and self._step is not None and self._files is not None:
-            self._files.need([*self._queue.loading, *self._step.blends], self._step.model)
+            self._files.need([*self._queue.loading, *self._step.blends])
             self._queue.begin(self._step.blends)
             began = time.perf_counter()
             self._queue.advance(self._step.budget_tokens, idle=self._step.idle)
@@ -216,7 +222,9 @@ class BlendExecutor:
             if self._other_weights:
                 self._capture.refuse(self._step.captures, OTHER_WEIGHTS)
             else:
-                self._capture.keep(self._step.captures, self._step.model, self._failed_blocks)
+                self._capture.keep(self._step.captures, self._failed_blocks)
+        if self._adapters is not None:
+            self._adapters.end_step()
         self._lull.step()
         self._step = None
 
@@ -239,9 +247,13 @@ class BlendExecutor:
     def _open(self, task: BlendTask) -> Sources:
         if self._other_weights:
             raise LostKV(OTHER_WEIGHTS)
-        assert self._step is not None
         assert self._files is not None
-        return self._files.open_for(task, self._step.model)
+        if task.adapter is not None:
+            assert self._adapters is not None
+            if fault := self._adapters.fault(task.adapter):
+                # Not at once: all ranks have to agree on it.
+                return lost(fault)
+        return self._files.open_for(task)
 
     def _take(self, queue: BlendQueue) -> None:
         """Take the outcome of the blends that ended."""
@@ -279,7 +291,10 @@ class BlendExecutor:
         """The blends that ended since the last call, and how long blends held up the step, if either."""
         results, stall_s = self._results, self._stall_s
         self._results, self._stall_s = {}, None
-        return WorkerResults(results, stall_s) if results or stall_s is not None else None
+        loaded = {} if self._adapters is None else self._adapters.take_loaded()
+        if not (results or loaded or stall_s is not None):
+            return None
+        return WorkerResults(results, stall_s, loaded)
 
     def take_ended(self, finished_requests: set[str]) -> set[str]:
         """Requests whose blends ended since the last call, each once.

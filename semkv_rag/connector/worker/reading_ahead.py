@@ -22,11 +22,11 @@ class ReadingAhead:
         self._thread = pool_behind_model(1, "semkv-ahead")
         self._wanted: dict[str, Future[None]] = {}  # by request
 
-    def begin(self, tasks: Iterable[ReadAhead], model: str) -> None:
+    def begin(self, tasks: Iterable[ReadAhead]) -> None:
         """Let the chunks of requests be read, in this order."""
         self._wanted = {name: work for name, work in self._wanted.items() if not work.done()}
         for task in tasks:
-            self._wanted[task.request_id] = self._thread.submit(self._files.read_ahead, task, model)
+            self._wanted[task.request_id] = self._thread.submit(self._files.read_ahead, task)
 
     def stop(self, request_ids: Collection[str]) -> None:
         """What is not begun of requests that ended, or have their turn, is not read ahead."""

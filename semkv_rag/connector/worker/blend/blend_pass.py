@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -108,9 +109,11 @@ class Blend:
             LostKV: a chunk's KV cannot be had.
         """
         if self._launch is None and self.stats is None:
-            self._launch = next(self._launches, None)
-            if self._launch is None:
+            launch = next(self._launches, None)
+            if launch is None:
                 self._finish()
+            else:
+                self._launch = replace(launch, adapter=self.task.adapter)
         return self._launch
 
     def take(self, most_tokens: int, most_runs: int) -> Launch:

@@ -107,7 +107,7 @@ class BlendQueue:
             # A forward that waits for KV, and may not get it, is nobody else's.
             alone = not blend.stored.settled
             apart = alone or launch.until != until or (launch.whole and len(launch) > tokens)
-            if pieces and apart:
+            if pieces and (apart or not self._may_join(launch, pieces.values())):
                 continue
             piece = blend.take(budget if not pieces else tokens, runs)
             pieces[request_id] = piece
@@ -115,6 +115,16 @@ class BlendQueue:
             if alone or tokens <= 0 or runs <= 0:
                 break
         return pieces
+
+    def _may_join(self, launch: Launch, others: Iterable[Launch]) -> bool:
+        """Whether vLLM computes so many adapters in one forward."""
+        adapters = self._pass.setting.model.adapters
+        if adapters is None or launch.adapter is None:
+            return True
+        numbers = {
+            one.adapter.request.lora_int_id for one in (launch, *others) if one.adapter is not None
+        }
+        return len(numbers) <= adapters.most
 
     def _next(self, blend: Blend) -> Launch | None:
         """What a blend wants computed; None when it is done, or failed."""

@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from semkv_rag.connector.adapter import Adapter
 from semkv_rag.connector.worker.blend.setting import BlendSetting
+from semkv_rag.connector.worker.blend.stored_kv import LostKV
+from semkv_rag.connector.worker.model.adapters import OtherAdapter
 from semkv_rag.connector.worker.model.runs import breaks, longest_part
 from semkv_rag.connector.worker.model.slice import NOBODY, Slice, Watcher
 
@@ -25,6 +28,7 @@ class Launch:
         until: the layer whose K and V are the last that are wanted; the last one when left out.
         whole: whether it is to be computed in one piece.
         borrowed: blocks behind the request's that it needs while it is computed.
+        adapter: the request's; None for the model alone.
     """
 
     tokens: Sequence[int]
@@ -34,6 +38,7 @@ class Launch:
     until: int | None = None
     whole: bool = False
     borrowed: int = 0
+    adapter: Adapter | None = None
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -66,9 +71,11 @@ def compute(setting: BlendSetting, launches: Sequence[Launch]) -> None:
         launches: at least one; all with the same `until`.
 
     Raises:
-        LostKV: a chunk's KV cannot be had.
+        LostKV: a chunk's KV cannot be had, or a request's adapter.
     """
     model = setting.model
+    if model.adapters is not None and sum(map(len, launches)) > model.adapters.most_tokens:
+        raise LostKV("with LoRA a question may not be longer than a step of vLLM's")
     caches = [layer.attention.kv_cache for layer in model.layers]
     borrowed = [launch.borrowed for launch in launches]
     with model.paged.borrowed(caches, setting.blocks_in_blends, sum(borrowed)) as behind:
@@ -78,7 +85,11 @@ def compute(setting: BlendSetting, launches: Sequence[Launch]) -> None:
                 torch.cat((launch.blocks, more)),
                 launch.positions,
                 launch.watcher,
+                launch.adapter,
             )
             for launch, more in zip(launches, torch.split(behind, borrowed), strict=True)
         ]
-        model.fill(slices, launches[0].until)
+        try:
+            model.fill(slices, launches[0].until)
+        except OtherAdapter as fault:
+            raise LostKV(str(fault)) from fault

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TypeAlias
 
 import torch
@@ -57,6 +57,13 @@ class LostKV(Exception):
     def __init__(self, message: str, bad_chunks: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.bad_chunks = bad_chunks
+
+
+@contextmanager
+def lost(reason: str) -> Iterator[Mapping[str, KVSource]]:
+    """Sources that cannot be had."""
+    raise LostKV(reason)
+    yield {}
 
 
 class StoredKV:

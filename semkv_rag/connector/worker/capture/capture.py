@@ -26,6 +26,7 @@ from semkv_rag.connector.messages import Captured, CaptureTask
 from semkv_rag.connector.threads import pool_behind_model, pool_beside_model
 from semkv_rag.connector.worker.capture.capture_memory import CaptureMemory
 from semkv_rag.connector.worker.capture.lull import Lull
+from semkv_rag.connector.worker.model.adapters import Adapters
 from semkv_rag.connector.worker.model.block_layout import BlockLayout
 from semkv_rag.connector.worker.model.paged import PagedKV
 from semkv_rag.errors import SemKVError
@@ -57,7 +58,6 @@ class _Copy:
     """
 
     task: CaptureTask
-    model: str
     parts: list[tuple[list[BlockLayout], Tensor]]
     made: torch.cuda.Event | None = None
 
@@ -74,6 +74,7 @@ class ChunkCapture:
         files: the store's.
         layouts: of each layer's blocks.
         codec: by which chunks are written.
+        adapters: None where the engine serves none.
     """
 
     files: LocalFiles
@@ -83,6 +84,7 @@ class ChunkCapture:
     world_size: int
     lull: Lull
     codec: str = PLAIN
+    adapters: Adapters | None = None
     _memory: CaptureMemory = field(default_factory=CaptureMemory)
     _done: list[Captured] = field(default_factory=list)
     _references: OrderedDict[int, Future[list[Tensor]]] = field(default_factory=OrderedDict)
@@ -94,13 +96,18 @@ class ChunkCapture:
         default_factory=lambda: pool_behind_model(1, "semkv-write-prompt")
     )
 
-    def keep(self, tasks: Sequence[CaptureTask], model: str, failed_blocks: set[int]) -> None:
+    def keep(self, tasks: Sequence[CaptureTask], failed_blocks: set[int]) -> None:
         """Called behind each step that completes chunks, in the model's own thread.
 
         Args:
             failed_blocks: blocks that hold nothing of use.
         """
         for task in tasks:
+            if task.adapter is not None and not (
+                self.adapters is not None and self.adapters.holds(task.adapter)
+            ):
+                self.refuse([task], "the LoRA adapter was loaded with other weights")
+                continue
             if failed_blocks.intersection(task.block_ids):
                 if task.role == "reference":  # the chunk is then stored without a comparison
                     continue
@@ -111,7 +118,7 @@ class ChunkCapture:
                 self.refuse([task], "the captures under way take all memory that they may")
                 continue
             try:
-                copy = self._copy(task, model)
+                copy = self._copy(task)
             except Exception as error:  # no memory, say: the request is answered all the same
                 logger.exception("A chunk's KV could not be copied")
                 if task.role == "reference":
@@ -135,9 +142,9 @@ class ChunkCapture:
             if task.role != "reference":
                 self._add(Captured(task.ticket, 0, reason))
 
-    def _copy(self, task: CaptureTask, model: str) -> _Copy:
+    def _copy(self, task: CaptureTask) -> _Copy:
         blocks = torch.tensor(task.block_ids, device=self.paged.device)
-        copy = _Copy(task, model, [])
+        copy = _Copy(task, [])
         for _, alike in groupby(self.layouts, lambda layout: layout.reading):
             layers = list(alike)
             caches = [layout.attention.kv_cache for layout in layers]
@@ -180,7 +187,7 @@ class ChunkCapture:
             layers = list(self._unpacked(copy))
             header = ChunkHeader(
                 id=task.chunk_id,
-                model=copy.model,
+                model=task.model,
                 namespace=task.namespace,
                 kind=task.kind,
                 tokens=token_array(task.tokens[task.context :]),
@@ -192,7 +199,7 @@ class ChunkCapture:
                 codec=self.codec,
             )
             root = self.files.root
-            path = chunk_path(root, copy.model, task.namespace, task.chunk_id, self.rank)
+            path = chunk_path(root, task.model, task.namespace, task.chunk_id, self.rank)
             sensitive = None if reference is None else _compared(layers, reference)
 
             def write_to(place: Path) -> int:

@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from semkv_rag.connector.adapter import Adapter
+
 
 class Watcher:
     """Looks at a slice while it is computed, layer by layer.
@@ -51,9 +53,11 @@ class Slice:
         blocks: the request's, in order, [blocks], int64.
         positions: [tokens], int64, ascending.
         watcher: who looks on.
+        adapter: that the rows are computed with; None for the model alone.
     """
 
     tokens: Sequence[int]
     blocks: Tensor
     positions: Tensor
     watcher: Watcher = NOBODY
+    adapter: Adapter | None = None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from vllm.config import VllmConfig
 from vllm.forward_context import set_forward_context
 
+from semkv_rag.connector.worker.model.adapters import Adapters
 from semkv_rag.connector.worker.model.kv_tap import KVTap
 from semkv_rag.connector.worker.model.layer import Layer
 from semkv_rag.connector.worker.model.paged import PagedKV
@@ -32,6 +33,7 @@ class SlicedModel:
     Args:
         model: the model, as the runner calls it.
         layers: its decoder layers.
+        adapters: None where the engine serves none.
 
     Attributes:
         attention: of what is computed here.
@@ -45,8 +47,9 @@ class SlicedModel:
         paged: PagedKV,
         attention: Attention,
         config: VllmConfig,
+        adapters: Adapters | None = None,
     ) -> None:
-        self._model, self.config = model, config
+        self._model, self.config, self.adapters = model, config, adapters
         self.layers, self.tap, self.paged, self.attention = layers, tap, paged, attention
 
     def forward(self, slices: Sequence[Slice], *, rotary_shift: int = 0) -> Tensor:
@@ -107,14 +110,22 @@ class SlicedModel:
         tokens = [token for one in slices for token in one.tokens]
         positions = torch.cat([one.positions for one in slices])
         metadata, slots = self.attention.metadata(slices)
-        with set_forward_context(
-            metadata,
-            self.config,
-            num_tokens=len(tokens),
-            slot_mapping=slots,
-            # A compiled model gave other KV where a forward is stopped: the gate saw it on a CPU.
-            skip_compiled=True,
+        with (
+            self._adapted(slices),
+            set_forward_context(
+                metadata,
+                self.config,
+                num_tokens=len(tokens),
+                slot_mapping=slots,
+                # A compiled model gave other KV where a forward is stopped: the gate saw it on a CPU.
+                skip_compiled=True,
+            ),
         ):
             ids = torch.tensor(tokens, device=self.paged.device)
             hidden: Tensor = self._model(input_ids=ids, positions=positions + rotary_shift)
         return hidden
+
+    def _adapted(self, slices: Sequence[Slice]) -> contextlib.AbstractContextManager[None]:
+        if self.adapters is None:
+            return contextlib.nullcontext()
+        return self.adapters.computing([(one.adapter, len(one.positions)) for one in slices])

@@ -1,0 +1,69 @@
+"""`--lora NAME=PATH`: a model with an adapter, for `semkv precompute`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from semkv_rag.errors import OptionError
+
+if TYPE_CHECKING:
+    from semkv_rag.corpus import Capturer
+    from semkv_rag.engine import Engine
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Of vLLM's `max_lora_rank`."""
+
+
+@dataclass(frozen=True)
+class Lora:
+    """An adapter as a command was given it.
+
+    Attributes:
+        path: its folder.
+        rank: as its configuration says.
+    """
+
+    name: str
+    path: str
+    rank: int
+
+    def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Engine arguments with which the adapter is served.
+
+        Args:
+            given: the user's own, which hold.
+        """
+        rank = next((one for one in RANKS if one >= self.rank), self.rank)
+        return {"max_lora_rank": rank, **given, "enable_lora": True}
+
+    def fingerprint(self, model: str, arguments: dict[str, Any]) -> str:
+        """What its chunks are stored under."""
+        from semkv_rag.engine.launch import adapter_fingerprint
+
+        return adapter_fingerprint(model, self.path, **arguments)
+
+    def of(self, engine: Engine) -> Capturer:
+        """What stores its chunks."""
+        from semkv_rag.engine import LoRARequest
+
+        return engine.with_adapter(LoRARequest(self.name, 1, self.path))
+
+
+def lora_of(text: str | None) -> Lora | None:
+    """The adapter that is named by `NAME=PATH`; None where nothing is.
+
+    Raises:
+        OptionError: the text has no `=`, or there is no adapter in the folder.
+    """
+    if text is None:
+        return None
+    name, equals, path = text.partition("=")
+    if not (name and equals and path):
+        raise OptionError(f"--lora {text}: write NAME=PATH")
+    from semkv_rag.connector.adapter import adapter_digest, rank_of
+
+    folder = str(Path(path).expanduser().resolve())
+    adapter_digest(folder)
+    return Lora(name, folder, rank_of(folder))

@@ -1,0 +1,87 @@
+"""LoRA adapters: known by their weights, so that no adapter's KV is ever used by another.
+
+An adapter's name, path and number say nothing: all three may come to stand for other weights while an
+engine runs. So chunks are stored under the model's fingerprint together with a digest of the adapter's
+files. The scheduler takes the digest of what is on the disk when a request arrives, the workers that of
+what they have loaded; where the two differ nothing is reused and nothing is stored.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+from vllm.config.lora import LoRAConfig
+from vllm.lora.request import LoRARequest
+
+from semkv_rag.connector.fingerprint import WEIGHTS, files_digest
+from semkv_rag.errors import OptionError
+
+CONFIG = "adapter_config.json"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter with the weights that it is to have.
+
+    Attributes:
+        digest: of its files; see `adapter_digest`.
+        request: as vLLM knows it.
+    """
+
+    digest: str
+    request: LoRARequest
+
+
+def adapter_digest(path: str) -> str:
+    """The digest of an adapter's weights and configuration, 64 hex digits.
+
+    As with a model's fingerprint, digests of files are kept between runs.
+
+    Raises:
+        OptionError: the folder holds no adapter, or is not on this machine.
+    """
+    rank_of(path)
+    try:
+        files = files_digest(_folder(path), (CONFIG, *WEIGHTS))
+    except OSError as error:
+        raise OptionError(f"the LoRA adapter {path} cannot be read: {error}") from error
+    if len(files) < 2:
+        raise OptionError(f"{path} is no LoRA adapter: it has no weights")
+    return blake3(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+def rank_of(path: str) -> int:
+    """An adapter's rank, as its configuration says.
+
+    Raises:
+        OptionError: the folder holds no adapter, or is not on this machine.
+    """
+    if not _folder(path).is_dir():
+        raise OptionError(f"{path} is no LoRA adapter: there is no such folder on this machine")
+    try:
+        config = json.loads((_folder(path) / CONFIG).read_text())
+        return int(config["r"])
+    except FileNotFoundError:
+        raise OptionError(f"{path} is no LoRA adapter: it has no {CONFIG}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OptionError(f"{path} is no LoRA adapter: its {CONFIG} says no rank") from error
+
+
+def adapter_model(base: str, digest: str, config: LoRAConfig) -> str:
+    """What chunks of a model with an adapter are stored under, 64 hex digits.
+
+    Args:
+        base: the model's fingerprint.
+        digest: the adapter's.
+        config: of the engine; some of it changes what an adapter does.
+    """
+    facts = [base, digest, str(config.lora_dtype), config.target_modules]
+    return blake3(json.dumps(facts).encode()).hexdigest()
+
+
+def _folder(path: str) -> Path:
+    """As vLLM takes a path that is on this machine."""
+    return Path(path).expanduser() if path.startswith("~") else Path(path)

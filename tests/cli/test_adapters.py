@@ -1,0 +1,76 @@
+"""LoRA adapters from the command line to an answer over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from semkv_rag.report import ReuseReport
+from tests.cli.conftest import Semkv
+from workbench.adapters import build_adapter
+from workbench.server import Server
+from workbench.settings import ENGINE_ARGS
+
+TEXT = "the store keeps the keys and values of each chunk layer by layer in one file. " * 6
+
+
+def report_of(server: Server, model: str) -> ReuseReport:
+    client = openai.OpenAI(base_url=server.base_url, api_key=server.api_key, max_retries=0)
+    fields: dict[str, Any] = {"temperature": 0, "max_tokens": 2}
+    answer: Any = client.completions.create(model=model, prompt=f"{TEXT}\nwho?", **fields)
+    return ReuseReport.from_mapping(answer.kv_transfer_params["semkv"])
+
+
+@pytest.mark.engine
+def test_what_was_stored_for_an_adapter_is_served_to_its_requests(
+    semkv: Semkv, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = tiny_model("qwen3")
+    adapter = build_adapter(model, tmp_path / "a", seed=1)
+    (tmp_path / "one.txt").write_text(TEXT)
+    extra = ["--enable-lora", "--max-lora-rank", "8"]
+    extra += ["--lora-modules", f"a={adapter}", f"b={adapter}"]
+    server = Server(model, tmp_path, extra)
+
+    store = [tmp_path / "one.txt", "--model", model, "--store", server.store]
+    for name, value in ENGINE_ARGS.items():
+        store += ["--engine-arg", f"{name}={value}"]
+    stored = semkv("precompute", *store, "--lora", f"a={adapter}", "--json")
+    assert (stored.code, stored.data["changed"]) == (0, 1), stored.err
+    (description,) = semkv("info", "--store", server.store, "--json").data["models"].values()
+    assert (description["model"], description["lora"]) == (str(model), "a")
+    again = semkv("precompute", *store, "--lora", f"a={adapter}", "--dry-run", "--json")
+    assert again.data["to_compute"]["chunks"] == 0
+    base = semkv("precompute", *store, "--dry-run", "--json")
+    assert base.data["to_compute"]["chunks"] > 0, "the model alone has none"
+
+    with server:
+        # `b` is the same adapter under another name.
+        for name in ("a", "b", "a"):
+            assert report_of(server, name).kv_cache == "hit"
+        assert report_of(server, server.model).kv_cache == "miss"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("a", "write NAME=PATH"),
+        ("a=MISSING", "there is no such folder on this machine"),
+        ("a=FOLDER", "it has no adapter_config.json"),
+    ],
+)
+def test_a_path_that_is_no_adapter_is_refused_first(
+    semkv: Semkv, tiny_model: Callable[[str], Path], tmp_path: Path, given: str, words: str
+) -> None:
+    given = given.replace("MISSING", str(tmp_path / "nowhere")).replace("FOLDER", str(tmp_path))
+    (tmp_path / "one.txt").write_text(TEXT)
+    common = ["--model", tiny_model("qwen3"), "--store", tmp_path / "store"]
+    outcome = semkv("precompute", tmp_path / "one.txt", *common, "--lora", given)
+    assert outcome.code != 0
+    assert words in outcome.err
+    assert not (tmp_path / "store").exists()
