@@ -88,6 +88,9 @@ ALLOWED: dict[str, dict[str, str]] = {
         "subprocess.PIPE": "its answer; JSON",
         "subprocess.DEVNULL": "what pypdf says of broken files",
     },
+    "semkv_rag/connector/adapter.py": {
+        ".read_text": "the configuration of an adapter of the operator's, which vLLM loads; JSON"
+    },
     "semkv_rag/connector/cores.py": {".read_text": "the system's names of processes, under /proc"},
     "semkv_rag/known_fingerprints.py": {
         "importlib.metadata.version": "of packages with fixed names",

@@ -14,7 +14,7 @@ SAMPLING: dict[str, Any] = {"temperature": 0.0, "max_tokens": 4, "logprobs": 5, 
 
 
 def plain(
-    engine: Engine, prompt: Sequence[int], *, lora: LoRARequest | None = None, **sampling: Any
+    engine: Engine, prompt: Sequence[int], lora: LoRARequest | None = None, /, **sampling: Any
 ) -> Completion:
     """The answer of plain vLLM: no reuse, and every prompt token computed."""
     options = {**SAMPLING, "skip_reading_prefix_cache": True, **sampling}
@@ -23,7 +23,7 @@ def plain(
 
 
 def blended(
-    engine: Engine, prompt: Sequence[int], *, lora: LoRARequest | None = None, **options: Any
+    engine: Engine, prompt: Sequence[int], lora: LoRARequest | None = None, /, **options: Any
 ) -> Completion:
     """The answer with reuse, under these `ReuseOptions`."""
     reuse = ReuseOptions(**options)

@@ -16,6 +16,7 @@ from semkv_rag.connector.adapter import Adapter, adapter_digest
 from semkv_rag.corpus.capture import CaptureItem, Capturer
 from semkv_rag.engine import Completion, Engine
 from semkv_rag.errors import OptionError
+from semkv_rag.prompt_cache import PromptCacheOptions
 from semkv_rag.reuse import ReusePlan, Span, token_array
 from semkv_rag.store import chunk_id
 from tests.connector.pairs import Pair, assert_logprobs, plan_of
@@ -25,6 +26,7 @@ from workbench.answers import SAMPLING, assert_same, blended, plain
 from workbench.chunks import Tokens, random_tokens, store_chunks
 from workbench.engines import Engines
 from workbench.inside import picked_positions
+from workbench.tiered import tiered
 
 OTHER = random_tokens(899, 30)
 PREFIX = random_tokens(898, 21)
@@ -126,7 +128,7 @@ def _owned(engine: Engine, name: str, number: int, model: Path, folder: Path | N
     chunks += store_chunks(capturer, texts[2:], namespace="default", context=PREFIX)
     store_chunks(capturer, [only], namespace="default")
     reference = ReferenceModel(model)
-    stored = {chunk.id: reference.compared((), chunk.tokens, OTHER) for chunk in chunks[:2]}
+    stored = {chunk.id: reference.compared([], chunk.tokens, OTHER) for chunk in chunks[:2]}
     stored[chunks[2].id] = reference.stored(PREFIX, chunks[2].tokens)
     return Owned(engine, reference, chunks, stored, lora, only)
 
@@ -135,11 +137,11 @@ def _owned(engine: Engine, name: str, number: int, model: Path, folder: Path | N
 def test_recomputing_everything_is_plain(owned: dict[str, Owned], name: str) -> None:
     one = owned[name]
     tokens, _ = one.prompt()
-    expected = plain(one.engine, tokens, lora=one.lora)
+    expected = plain(one.engine, tokens, one.lora)
     assert_logprobs(expected, one.reference.logprobs(tokens))
     for options in ({"ratio": 1.0}, {"selector": "all"}):
         one.engine.reset_prefix_cache()
-        answer = blended(one.engine, tokens, lora=one.lora, **options)
+        answer = blended(one.engine, tokens, one.lora, **options)
         assert answer.report.recomputed_tokens == answer.report.reused_tokens > 100
         assert answer.report.exact_tokens == len(one.chunks[2].tokens)
         assert_same(answer, expected)
@@ -150,7 +152,7 @@ def test_none_is_block_diagonal_attention(owned: dict[str, Owned], name: str) ->
     one = owned[name]
     tokens, spans = one.prompt()
     one.engine.reset_prefix_cache()
-    answer = blended(one.engine, tokens, lora=one.lora, selector="none")
+    answer = blended(one.engine, tokens, one.lora, selector="none")
     plan = one.plan(spans, tokens, selector="none")
     assert_logprobs(answer, masked(one.reference, tokens, plan, one.stored))
     for other in owned.values():  # else none of this would say anything
@@ -176,7 +178,7 @@ async def test_all_at_once_are_as_alone(owned: dict[str, Owned]) -> None:
     for answer, (name, one) in zip(answers, [*owned.items()] * 2, strict=True):
         one.assert_blended(answer, LOOKING[name])
         engine.reset_prefix_cache()
-        alone = blended(engine, one.prompt()[0], lora=one.lora, **LOOKING[name])
+        alone = blended(engine, one.prompt()[0], one.lora, **LOOKING[name])
         assert_same(answer, alone)
 
 
@@ -184,22 +186,20 @@ def test_no_owner_finds_the_chunks_of_another(owned: dict[str, Owned]) -> None:
     for one in owned.values():
         prompt = random_tokens(70, 5) + one.only + random_tokens(71, 5)
         for other in owned.values():
-            answer = blended(one.engine, prompt, lora=other.lora, ratio=0.15)
+            answer = blended(one.engine, prompt, other.lora, ratio=0.15)
             if other is one:
                 assert answer.report.reused_tokens == len(one.only)
             else:
                 assert answer.report.reason == "no stored chunk was found in the prompt"
-                assert_same(answer, plain(one.engine, prompt, lora=other.lora))
+                assert_same(answer, plain(one.engine, prompt, other.lora))
 
 
 def test_the_prefix_cache_stays_exact(owned: dict[str, Owned]) -> None:
-    expected = {
-        name: plain(one.engine, one.prompt()[0], lora=one.lora) for name, one in owned.items()
-    }
+    expected = {name: plain(one.engine, one.prompt()[0], one.lora) for name, one in owned.items()}
     owned["base"].engine.reset_prefix_cache()
     for one in owned.values():
         for options in (*LOOKING.values(), {"selector": "none"}):
-            blended(one.engine, one.prompt()[0], lora=one.lora, **options)
+            blended(one.engine, one.prompt()[0], one.lora, **options)
     for name, one in owned.items():
         ordinary = one.engine.generate(
             one.prompt()[0],
@@ -209,9 +209,23 @@ def test_the_prefix_cache_stays_exact(owned: dict[str, Owned]) -> None:
         )
         assert len(PREFIX) < ordinary.report.cached_tokens <= one.prompt()[1][1].dst
         assert_same(ordinary, expected[name])
-        again = blended(one.engine, one.prompt()[0], lora=one.lora, **LOOKING[name])
+        again = blended(one.engine, one.prompt()[0], one.lora, **LOOKING[name])
         assert again.report.cached_tokens > one.prompt()[1][1].dst
         one.assert_blended(again, LOOKING[name])
+
+
+def test_whole_prompts_are_found_for_the_model_alone(owned: dict[str, Owned]) -> None:
+    engine, prompt = owned["base"].engine, random_tokens(75, 60)
+    with tiered(engine, PromptCacheOptions(), {}) as tiering:
+        tiering.observe(prompt, "default")
+        for name, one in owned.items():
+            answer = blended(engine, prompt, one.lora, ratio=1.0)
+            assert answer.report.served_by == ("exact_text" if name == "base" else None)
+            assert answer.report.kv_cache == ("hit" if name == "base" else "miss")
+            assert_same(answer, plain(engine, prompt, one.lora))
+        tiering.settle()
+        again = blended(engine, prompt, owned["a"].lora, ratio=1.0)
+        assert again.report.kv_cache == "miss", "a request with an adapter is not stored"
 
 
 def test_other_weights_under_the_same_name(
@@ -223,22 +237,22 @@ def test_other_weights_under_the_same_name(
     lora = LoRARequest("replaced", 7, str(folder))
     tokens, _ = owned["a"].prompt()
     # The same weights as `a`, whatever they are called: its chunks.
-    assert blended(engine, tokens, lora=lora, ratio=1.0).report.reused_tokens > 100
-    assert_same(blended(engine, tokens, lora=lora, ratio=1.0), plain(engine, tokens, lora=lora))
+    assert blended(engine, tokens, lora, ratio=1.0).report.reused_tokens > 100
+    assert_same(blended(engine, tokens, lora, ratio=1.0), plain(engine, tokens, lora))
     capturer = engine.with_adapter(lora)
     shutil.copytree(folders["b"], folder, dirs_exist_ok=True)
 
     # vLLM has the former weights still: what it computes is neither one's for sure.
-    answer = blended(engine, tokens, lora=lora, ratio=1.0)
+    answer = blended(engine, tokens, lora, ratio=1.0)
     assert answer.report.kv_cache == "skip"
     assert answer.report.reason is not None
     assert "changed since it was loaded" in answer.report.reason
     assert "other weights" in capture_error(engine.with_adapter(lora))
 
     anew = LoRARequest("replaced", 7, str(folder), load_inplace=True)
-    expected = plain(engine, tokens, lora=owned["b"].lora)
+    expected = plain(engine, tokens, owned["b"].lora)
     for _ in range(2):
-        answer = blended(engine, tokens, lora=anew, ratio=1.0)
+        answer = blended(engine, tokens, anew, ratio=1.0)
         assert answer.report.reused_tokens > 100  # the chunks of `b`
         assert_same(answer, expected)
     assert "other weights" in capture_error(capturer)

@@ -38,7 +38,7 @@ from semkv_rag.connector.worker.arena import Arena
 from semkv_rag.connector.worker.blend.blend_pass import BlendPass
 from semkv_rag.connector.worker.blend.blend_queue import BlendQueue
 from semkv_rag.connector.worker.blend.setting import BlendSetting
-from semkv_rag.connector.worker.blend.stored_kv import LostKV, Sources, lost
+from semkv_rag.connector.worker.blend.stored_kv import LostKV, LostSources, Sources
 from semkv_rag.connector.worker.capture.capture import ChunkCapture
 from semkv_rag.connector.worker.capture.lull import Lull
 from semkv_rag.connector.worker.chunk_files import ChunkFiles
@@ -252,7 +252,7 @@ class BlendExecutor:
             assert self._adapters is not None
             if fault := self._adapters.fault(task.adapter):
                 # Not at once: all ranks have to agree on it.
-                return lost(fault)
+                return LostSources(fault)
         return self._files.open_for(task)
 
     def _take(self, queue: BlendQueue) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import torch
@@ -59,11 +60,16 @@ class LostKV(Exception):
         self.bad_chunks = bad_chunks
 
 
-@contextmanager
-def lost(reason: str) -> Iterator[Mapping[str, KVSource]]:
-    """Sources that cannot be had."""
-    raise LostKV(reason)
-    yield {}
+@dataclass(frozen=True)
+class LostSources(AbstractContextManager[Mapping[str, KVSource]]):
+    """Sources that cannot be had, which whoever opens them is told."""
+
+    reason: str
+
+    def __enter__(self) -> Mapping[str, KVSource]:
+        raise LostKV(self.reason)
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 class StoredKV:

@@ -45,7 +45,7 @@ class Adapters:
     """
 
     def __init__(self, manager: Any, config: LoRAConfig, most_tokens: int) -> None:
-        self.most, self.most_tokens = config.max_loras, most_tokens
+        self.most, self.most_tokens = int(config.max_loras), most_tokens
         self._load, self._activate = manager._load_adapter, manager.set_active_adapters
         self._manager = manager
         self._digests: dict[int, str] = {}
