@@ -25,7 +25,7 @@ NOTICE = "semkv: this model is answered without reuse"
 CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "learned positions": ("gpt2", {}, "positions are not relative"),
     "LoRA of two layouts": (
-        "qwen2_moe",
+        "qwen3",
         {"enable_lora": True, "enable_mixed_moe_lora_format": True},
         "LoRA adapters of two layouts are on",
     ),
@@ -88,7 +88,11 @@ BEFORE = {
     "latents in 8 bits": ("deepseek_v2", {"kv_cache_dtype": "fp8"}, "keeps latents in 8 bits"),
     "LoRA of the vision tower": (
         "llava",
-        {"enable_lora": True, "enable_tower_connector_lora": True},
+        {
+            "model_impl": "transformers",
+            "enable_lora": True,
+            "enable_tower_connector_lora": True,
+        },
         "LoRA of the vision tower is on",
     ),
     "pipeline parallel": (
