@@ -39,7 +39,7 @@ LOOKING: dict[str, dict[str, object]] = {
 }
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Owned(Pair):
     """The model, or the model with an adapter, in an engine that has all of them.
 
@@ -130,7 +130,7 @@ def _owned(engine: Engine, name: str, number: int, model: Path, folder: Path | N
     reference = ReferenceModel(model)
     stored = {chunk.id: reference.compared([], chunk.tokens, OTHER) for chunk in chunks[:2]}
     stored[chunks[2].id] = reference.stored(PREFIX, chunks[2].tokens)
-    return Owned(engine, reference, chunks, stored, lora, only)
+    return Owned(engine, reference, chunks, stored, lora=lora, only=only)
 
 
 @pytest.mark.parametrize("name", OWNERS)
