@@ -81,7 +81,7 @@ def test_it_runs_plain(
 BEFORE = {
     "LoRA of the vision tower": (
         "llava",
-        {"enable_lora": True, "enable_tower_connector_lora": True},
+        {"enable_lora": True, "enable_tower_connector_lora": True, "model_impl": "transformers"},
         "LoRA of the vision tower is on",
     ),
     "LoRA of two layouts": (
