@@ -25,6 +25,7 @@ def report_of(server: Server, model: str) -> ReuseReport:
     return ReuseReport.from_mapping(answer.kv_transfer_params["semkv"])
 
 
+@pytest.mark.soak
 @pytest.mark.engine
 def test_what_was_stored_for_an_adapter_is_served_to_its_requests(
     semkv: Semkv, tiny_model: Callable[[str], Path], tmp_path: Path

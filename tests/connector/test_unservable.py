@@ -88,11 +88,7 @@ BEFORE = {
     "latents in 8 bits": ("deepseek_v2", {"kv_cache_dtype": "fp8"}, "keeps latents in 8 bits"),
     "LoRA of the vision tower": (
         "llava",
-        {
-            "model_impl": "transformers",
-            "enable_lora": True,
-            "enable_tower_connector_lora": True,
-        },
+        {"enable_lora": True, "enable_tower_connector_lora": True, "model_impl": "transformers"},
         "LoRA of the vision tower is on",
     ),
     "pipeline parallel": (
