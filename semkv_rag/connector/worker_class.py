@@ -18,7 +18,7 @@ from semkv_rag.connector.images.connector import ImageFeatureConnector
 from semkv_rag.connector.messages import GateReport
 from semkv_rag.connector.worker.executor import BlendExecutor
 from semkv_rag.connector.worker.model.rewind import rewind
-from semkv_rag.connector.worker.model.whole_windows import whole_windows
+from semkv_rag.connector.worker.model.whole_windows import leave_sinks_whole, whole_windows
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -34,6 +34,11 @@ else:
 
 class SemKVWorker(PlatformWorker):
     """vLLM's worker for this platform, with the connector bound to its model runner."""
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Called once, first."""
+        super().load_model(*args, **kwargs)
+        leave_sinks_whole(self.vllm_config)
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
         """Called once, before the KV cache is allocated; `whole_windows` says what is changed."""

@@ -8,9 +8,12 @@ block table. The layers compute as before: their kernels know the window from th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 
+from vllm.config import VllmConfig
+from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheSpec,
@@ -35,6 +38,20 @@ def whole_windows(specs: Mapping[str, KVCacheSpec], block_size: int) -> dict[str
         else spec
         for name, spec in specs.items()
     }
+
+
+def leave_sinks_whole(config: VllmConfig) -> None:
+    """Keep vLLM's CPU kernel from sharing out a token's KV among threads, where layers have sinks.
+
+    It plans the shares for all layers of a group, by no window where their windows differ. A share outside
+    of a layer's window then has no output, and counts by its sink all the same: decoded tokens come out of
+    memory that nobody has written (vLLM 0.32, and so without us if its hybrid KV cache manager is off).
+    Must run before vLLM reads its variables for good, which is right behind the loading of the model.
+    """
+    layers = config.compilation_config.static_forward_context.values()
+    sinks = any(getattr(getattr(one, "impl", None), "sinks", None) is not None for one in layers)
+    if sinks and current_platform.is_cpu():
+        os.environ["VLLM_CPU_ATTN_SPLIT_KV"] = "0"
 
 
 def keeps_all(spec: KVCacheSpec) -> bool:
