@@ -43,9 +43,10 @@ def whole_windows(specs: Mapping[str, KVCacheSpec], block_size: int) -> dict[str
 def leave_sinks_whole(config: VllmConfig) -> None:
     """Keep vLLM's CPU kernel from sharing out a token's KV among threads, where layers have sinks.
 
-    It plans the shares for all layers of a group, by no window where their windows differ. A share outside
-    of a layer's window then has no output, and counts by its sink all the same: decoded tokens come out of
-    memory that nobody has written (vLLM 0.32, and so without us if its hybrid KV cache manager is off).
+    It plans the shares for all layers of a group, by no window where their windows differ. A share that
+    is outside of a layer's window then has no output, and counts by its sink all the same: decoded tokens
+    come out of memory that nobody has written (vLLM 0.32, and so without us if its hybrid KV cache
+    manager is off).
     Must run before vLLM reads its variables for good, which is right behind the loading of the model.
     """
     layers = config.compilation_config.static_forward_context.values()
