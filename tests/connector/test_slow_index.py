@@ -25,15 +25,15 @@ PLAIN = ReuseOptions(enabled=False)
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
+def postgresql() -> Iterator[PostgresServer]:
     """Of its own: the others' stands still for nobody."""
     with PostgresServer() as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def engine(engines: Engines, reader: Path, server: PostgresServer) -> Iterator[Engine]:
-    with server.schema() as url, engines.own(reader, index_url=url) as engine:
+def engine(engines: Engines, reader: Path, postgresql: PostgresServer) -> Iterator[Engine]:
+    with postgresql.schema() as url, engines.own(reader, index_url=url) as engine:
         yield engine
 
 
@@ -43,7 +43,9 @@ def test_two_tenants_whose_index_is_on_postgresql(engine: Engine) -> None:
     assert seen.own > 0
 
 
-def test_others_are_answered_while_a_look_up_waits(engine: Engine, server: PostgresServer) -> None:
+def test_others_are_answered_while_a_look_up_waits(
+    engine: Engine, postgresql: PostgresServer
+) -> None:
     chunks = store_chunks(
         engine, [random_tokens(seed, 60) for seed in (801, 802)], namespace="default"
     )
@@ -52,7 +54,7 @@ def test_others_are_answered_while_a_look_up_waits(engine: Engine, server: Postg
     with ThreadPoolExecutor(1) as thread:
         for _ in range(5):
             engine.reset_prefix_cache()
-            with server.frozen():
+            with postgresql.frozen():
                 began = time.monotonic()
                 waiting = thread.submit(blended, engine, prompt, ratio=1.0)
                 for seed in range(5):
@@ -78,10 +80,12 @@ def test_others_are_answered_while_a_look_up_waits(engine: Engine, server: Postg
     assert plain(engine, prompt).logprobs == expected.logprobs
 
 
-def test_a_look_up_that_takes_too_long_is_given_up(engine: Engine, server: PostgresServer) -> None:
+def test_a_look_up_that_takes_too_long_is_given_up(
+    engine: Engine, postgresql: PostgresServer
+) -> None:
     (chunk,) = store_chunks(engine, [random_tokens(851, 60)], namespace="default")
     prompt = random_tokens(852, 5) + chunk.tokens + random_tokens(853, 9)
-    with server.frozen():
+    with postgresql.frozen():
         answer = blended(engine, prompt)
     assert answer.report.kv_cache == "miss"
     assert answer.report.reason is not None

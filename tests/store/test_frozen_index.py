@@ -30,14 +30,14 @@ AT_ONCE_S = READ_S / 2
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
+def postgresql() -> Iterator[PostgresServer]:
     with PostgresServer() as started:
         yield started
 
 
 @pytest.fixture
-def url(server: PostgresServer) -> Iterator[str]:
-    with server.schema() as made_url:
+def url(postgresql: PostgresServer) -> Iterator[str]:
+    with postgresql.schema() as made_url:
         yield made_url
 
 
@@ -76,8 +76,8 @@ def works_again(store: KVStore) -> None:
     read(store)
 
 
-def test_a_frozen_server_is_waited_for_once(store: KVStore, server: PostgresServer) -> None:
-    with server.frozen():
+def test_a_frozen_server_is_waited_for_once(store: KVStore, postgresql: PostgresServer) -> None:
+    with postgresql.frozen():
         with fails(BUDGET_S, "cannot be read: the database server was silent"):
             read(store)
         for _ in range(20):
@@ -91,13 +91,13 @@ def test_a_frozen_server_is_waited_for_once(store: KVStore, server: PostgresServ
 
 
 def test_while_one_asks_again_the_others_do_not_wait(
-    store: KVStore, server: PostgresServer
+    store: KVStore, postgresql: PostgresServer
 ) -> None:
     def fail() -> None:
         with fails(BUDGET_S, "silent|connection timeout"):
             read(store)
 
-    with server.frozen(), ThreadPoolExecutor() as others:
+    with postgresql.frozen(), ThreadPoolExecutor() as others:
         fail()
         time.sleep(1.1)
         asking = others.submit(fail)
@@ -108,24 +108,24 @@ def test_while_one_asks_again_the_others_do_not_wait(
         asking.result()
 
 
-def test_a_server_that_freezes_in_a_transaction(url: str, server: PostgresServer) -> None:
+def test_a_server_that_freezes_in_a_transaction(url: str, postgresql: PostgresServer) -> None:
     index = Database(url, read_only=False)
     with (
         fails(BUDGET_S, "silent"),
         index.reading() as connection,
-        server.frozen(),
+        postgresql.frozen(),
     ):
         connection.execute(text("SELECT 1"))
     index.close()
 
 
 def test_who_is_patient_waits_until_the_server_goes_on(
-    tmp_path: Path, url: str, server: PostgresServer
+    tmp_path: Path, url: str, postgresql: PostgresServer
 ) -> None:
     """A precompute run, and whoever lists, limits or writes: no request waits for them."""
     with KVStore(tmp_path / "store", index_url=url) as store, ThreadPoolExecutor() as others:
         id_ = made.put(store, 1)
-        with server.frozen():
+        with postgresql.frozen():
             with fails(BUDGET_S, "silent|connection timeout"):
                 read(store)  # a request's, after which the server is left alone
             asking = [
@@ -140,16 +140,16 @@ def test_who_is_patient_waits_until_the_server_goes_on(
         assert (list(found), sources, room) == ([id_], [], None)
 
 
-def test_a_frozen_server_fails_a_write(store: KVStore, server: PostgresServer) -> None:
-    with server.frozen(), fails(BUDGET_S, "cannot be written: the database server was silent"):
+def test_a_frozen_server_fails_a_write(store: KVStore, postgresql: PostgresServer) -> None:
+    with postgresql.frozen(), fails(BUDGET_S, "cannot be written: the database server was silent"):
         store.add_model("m", {})
     store.add_model("m", {})
 
 
 def test_opening_a_store_on_a_frozen_server(
-    store: KVStore, server: PostgresServer, tmp_path: Path
+    store: KVStore, postgresql: PostgresServer, tmp_path: Path
 ) -> None:
-    with server.frozen(), fails(BUDGET_S, "cannot be read: .*timeout"):
+    with postgresql.frozen(), fails(BUDGET_S, "cannot be read: .*timeout"):
         KVStore(tmp_path / "store", index_url=store.index_url)
 
 
@@ -165,22 +165,24 @@ def test_a_server_that_accepts_and_never_answers(
         KVStore(tmp_path, index_url=f"postgresql+psycopg://me@127.0.0.1:{port}/x")
 
 
-def test_a_server_that_was_killed_and_started_again(store: KVStore, server: PostgresServer) -> None:
-    server.kill()
+def test_a_server_that_was_killed_and_started_again(
+    store: KVStore, postgresql: PostgresServer
+) -> None:
+    postgresql.kill()
     try:
         with fails(AT_ONCE_S, "cannot be read"):
             read(store)
     finally:
-        server.start()
+        postgresql.start()
     # Who was refused at once asks again at once.
     assert len(read(store).entries) == 1
     made.put(store, 2)
 
 
 def test_connections_that_the_server_ended_are_made_anew(
-    store: KVStore, server: PostgresServer
+    store: KVStore, postgresql: PostgresServer
 ) -> None:
-    with server.connect() as connection:
+    with postgresql.connect() as connection:
         connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
         )
@@ -188,8 +190,10 @@ def test_connections_that_the_server_ended_are_made_anew(
     made.put(store, 2)
 
 
-def test_a_lock_on_all_that_another_session_holds(store: KVStore, server: PostgresServer) -> None:
-    with server.connect() as other:
+def test_a_lock_on_all_that_another_session_holds(
+    store: KVStore, postgresql: PostgresServer
+) -> None:
+    with postgresql.connect() as other:
         other.execute("SET search_path = " + store.index_url.rpartition("%3D")[2])
         with other.transaction():
             other.execute("LOCK TABLE feed IN ACCESS EXCLUSIVE MODE")
@@ -201,9 +205,9 @@ def test_a_lock_on_all_that_another_session_holds(store: KVStore, server: Postgr
 
 
 def test_a_writer_that_holds_its_turn_stops_writers_only(
-    store: KVStore, server: PostgresServer
+    store: KVStore, postgresql: PostgresServer
 ) -> None:
-    with server.connect() as other:
+    with postgresql.connect() as other:
         other.execute("SET search_path = " + store.index_url.rpartition("%3D")[2])
         with other.transaction():
             other.execute("SELECT last FROM feed FOR UPDATE")
@@ -245,8 +249,8 @@ def test_a_long_answer_is_no_silence(url: str) -> None:
     index.close()
 
 
-def test_what_the_url_says_goes_before_our_bounds(server: PostgresServer) -> None:
-    with server.schema() as url:
+def test_what_the_url_says_goes_before_our_bounds(postgresql: PostgresServer) -> None:
+    with postgresql.schema() as url:
         asked = url.replace("options=", "connect_timeout=17&options=-clock_timeout%3D123+")
         for index, wanted in (
             (Database(url, read_only=False), ("2", "1500ms")),
