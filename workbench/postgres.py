@@ -124,9 +124,15 @@ class PostgresServer:
 
     def kill(self) -> None:
         """SIGKILL to all of its processes."""
-        self._signal(signal.SIGKILL)
+        # Its children are found as long as it is there, and it starts no others while it stands still.
+        self._signal(signal.SIGSTOP)
         assert self._process is not None
+        children = psutil.Process(self._process.pid).children(recursive=True)
+        for child in children:
+            child.kill()
+        self._process.kill()
         self._process.wait()
+        psutil.wait_procs(children, timeout=10)
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
