@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from blake3 import blake3
@@ -38,16 +39,25 @@ class Adapter:
 def adapter_digest(path: str) -> str:
     """The digest of an adapter's weights and configuration, 64 hex digits.
 
-    As with a model's fingerprint, digests of files are kept between runs.
+    As with a model's fingerprint, digests of files are kept between runs. Files that are as they were are
+    not looked into again: this is asked with every request.
 
     Raises:
         OptionError: the folder holds no adapter, or is not on this machine.
     """
-    rank_of(path)
     try:
-        files = files_digest(_folder(path), (CONFIG, *WEIGHTS))
+        found = {file for pattern in (CONFIG, *WEIGHTS) for file in _folder(path).glob(pattern)}
+        stats = [(file.name, file.stat()) for file in sorted(found)]
+        seen = tuple((name, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for name, at in stats)
+        return _digest(path, seen)
     except OSError as error:
         raise OptionError(f"the LoRA adapter {path} cannot be read: {error}") from error
+
+
+@lru_cache(maxsize=256)
+def _digest(path: str, _seen: tuple[tuple[str, int, int, int], ...]) -> str:
+    rank_of(path)
+    files = files_digest(_folder(path), (CONFIG, *WEIGHTS))
     if len(files) < 2:
         raise OptionError(f"{path} is no LoRA adapter: it has no weights")
     return blake3(json.dumps(files, sort_keys=True).encode()).hexdigest()
