@@ -103,15 +103,15 @@ def first_opening(root: Path, count: int) -> dict[str, Any]:
     prompts = Prompts(count)
     started = time.perf_counter()
     store = KVStore(root)
-    catalogue = Catalogue(store, MODEL)
-    catalogue.load()
+    catalogue = Catalogue(store)
+    catalogue.load(MODEL)
     figures: dict[str, Any] = {"until_it_serves_s": round(time.perf_counter() - started, 2)}
     times_ms = []
     while (shelf := shelf_of(catalogue))._working:
         prompt = prompts.stored()
         asked = time.perf_counter()
         with suppress(StoreError):  # nothing of it is taken in yet
-            catalogue.find(NAMESPACE, prompt).result(60)
+            catalogue.find(MODEL, NAMESPACE, prompt).result(60)
         times_ms.append((time.perf_counter() - asked) * 1e3)
         time.sleep(0.1)
     figures["until_the_file_is_written_s"] = round(time.perf_counter() - started, 2)
@@ -134,10 +134,10 @@ def opening_again(root: Path, count: int, repeats: int) -> dict[str, Any]:
     started = time.perf_counter()
     store = KVStore(root)
     opened = time.perf_counter()
-    catalogue = Catalogue(store, MODEL)
-    catalogue.load()
+    catalogue = Catalogue(store)
+    catalogue.load(MODEL)
     loaded = time.perf_counter()
-    spans = catalogue.find(NAMESPACE, prompt).result(60)
+    spans = catalogue.find(MODEL, NAMESPACE, prompt).result(60)
     found = time.perf_counter()
     index = shelf_of(catalogue)._index
     assert index is not None and len(spans) == 16 and len(index) == count

@@ -98,8 +98,8 @@ class SemKVConnector(KVConnectorBase_V1):
         catalogue, fault = None, None
         try:
             self._store = KVStore(place, index_url=extra.get("index_url"))
-            catalogue = Catalogue(self._store, model)
-            catalogue.load()
+            catalogue = Catalogue(self._store)
+            catalogue.load(model)
         except SemKVError as error:
             fault = str(error)
             logger.warning("semkv: the store %s cannot be used: %s", place, error)

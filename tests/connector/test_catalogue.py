@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> Iterator[KVStore]:
 
 @pytest.fixture
 def catalogue(store: KVStore) -> Iterator[Catalogue]:
-    catalogue = Catalogue(store, made.MODEL)
+    catalogue = Catalogue(store)
     yield catalogue
     catalogue.close()
 
@@ -39,7 +39,7 @@ def tokens(store: KVStore, id_: str, namespace: str = "default") -> TokenArray:
 
 
 def found(catalogue: Catalogue, prompt: TokenArray, namespace: str = "default") -> list[str]:
-    return [span.chunk_id for span in catalogue.find(namespace, prompt).result(SOON_S)]
+    return [span.chunk_id for span in catalogue.find(made.MODEL, namespace, prompt).result(SOON_S)]
 
 
 def test_the_next_prompt_finds_what_was_just_stored(store: KVStore, catalogue: Catalogue) -> None:
@@ -55,8 +55,8 @@ def test_the_next_prompt_finds_what_was_just_stored(store: KVStore, catalogue: C
 
 def test_what_was_loaded_before_the_first_request(store: KVStore) -> None:
     ids = [made.put(store, seed, namespace=f"n{seed}") for seed in range(3)]
-    catalogue = Catalogue(store, made.MODEL)
-    catalogue.load()
+    catalogue = Catalogue(store)
+    catalogue.load(made.MODEL)
     for seed, id_ in enumerate(ids):
         assert found(catalogue, tokens(store, id_, f"n{seed}"), f"n{seed}") == [id_]
     catalogue.close()
@@ -66,8 +66,8 @@ def test_a_chunk_that_is_bad_is_matched_no_more(store: KVStore, catalogue: Catal
     id_ = made.put(store, 1)
     prompt = tokens(store, id_)
     assert found(catalogue, prompt) == [id_]
-    catalogue.forget("default", [id_])
-    catalogue.forget("other", [id_])
+    catalogue.forget(made.MODEL, "default", [id_])
+    catalogue.forget(made.MODEL, "other", [id_])
     assert found(catalogue, prompt) == []
 
 
@@ -94,7 +94,7 @@ def test_a_namespace_that_is_slow_holds_up_no_other(
     slow, other = made.put(store, 1, namespace="slow"), made.put(store, 2, namespace="other")
     prompt, others = tokens(store, slow, "slow"), tokens(store, other, "other")
     held = Held(store, "slow", monkeypatch)
-    asked = [catalogue.find("slow", prompt) for _ in range(50)]
+    asked = [catalogue.find(made.MODEL, "slow", prompt) for _ in range(50)]
     for _ in range(5):
         assert found(catalogue, others, "other") == [other]
     assert not any(one.done() for one in asked)
@@ -110,7 +110,7 @@ def test_nobody_waits_behind_a_look_up_that_takes_long(
     id_ = made.put(store, 1)
     prompt = tokens(store, id_)
     held = Held(store, "default", monkeypatch)
-    first = catalogue.find("default", prompt)
+    first = catalogue.find(made.MODEL, "default", prompt)
     monkeypatch.setattr(its, "SLOW_S", 0)
     with pytest.raises(StoreError, match="earlier request"):
         found(catalogue, prompt)
@@ -125,7 +125,7 @@ def test_a_look_up_that_is_not_wanted_any_more_is_not_made(
 ) -> None:
     prompt = tokens(store, made.put(store, 1))
     held = Held(store, "default", monkeypatch)
-    first, given_up, last = (catalogue.find("default", prompt) for _ in range(3))
+    first, given_up, last = (catalogue.find(made.MODEL, "default", prompt) for _ in range(3))
     assert given_up.cancel()
     held.answer.set()
     assert first.result(SOON_S) == last.result(SOON_S) != []

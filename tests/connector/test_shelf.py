@@ -50,8 +50,8 @@ class Opened:
     """A catalogue, as an engine opens it."""
 
     def __init__(self, store: KVStore) -> None:
-        self.catalogue = Catalogue(store, made.MODEL)
-        self.catalogue.load()
+        self.catalogue = Catalogue(store)
+        self.catalogue.load(made.MODEL)
 
     def __enter__(self) -> Opened:
         return self
@@ -66,7 +66,7 @@ class Opened:
 
     def found(self, seed: int, namespace: str = "default") -> list[str]:
         prompt: TokenArray = made.header(seed).tokens
-        spans = self.catalogue.find(namespace, prompt).result(SOON_S)
+        spans = self.catalogue.find(made.MODEL, namespace, prompt).result(SOON_S)
         return [span.chunk_id for span in spans]
 
     def settle(self) -> None:
@@ -186,7 +186,7 @@ def test_a_bad_chunk_stays_forgotten_when_the_file_is_written(
     write(store)
     with Opened(store) as opened:
         assert opened.found(2) == [ids[2]]
-        opened.catalogue.forget("default", [ids[2]])
+        opened.catalogue.forget(made.MODEL, "default", [ids[2]])
         assert opened.found(2) == []
         for seed in range(400, 425):
             made.put(store, seed)
@@ -210,7 +210,7 @@ def test_what_is_not_read_yet_is_said_and_then_found(
 ) -> None:
     monkeypatch.setattr(its, "TAKEN_AT_ONCE", 5)
     monkeypatch.setattr(its, "TAKEN_BY_A_REQUEST", 5)
-    catalogue = Catalogue(store, made.MODEL)
+    catalogue = Catalogue(store)
     opened = Opened.__new__(Opened)
     opened.catalogue = catalogue
     work: list[Callable[[], None]] = []
@@ -296,30 +296,25 @@ def test_another_namespaces_file_is_refused(store: KVStore, ids: list[str]) -> N
     theirs = [made.put(store, seed, namespace="b") for seed in range(50, 53)]
     path(store, "b").parent.mkdir(parents=True)
     shutil.copy(path(store), path(store, "b"))
-    catalogue = Catalogue(store, made.MODEL)
-    catalogue.load()
+    catalogue = Catalogue(store)
+    catalogue.load(made.MODEL)
     for seed, expected in ((3, []), (51, [theirs[1]])):
-        spans = catalogue.find("b", made.header(seed).tokens).result(SOON_S)
+        spans = catalogue.find(made.MODEL, "b", made.header(seed).tokens).result(SOON_S)
         assert [span.chunk_id for span in spans] == expected
     catalogue.close()
 
 
 BUILDER = """
-import sys, time
-from semkv_rag.connector.scheduler import shelf
-from semkv_rag.connector.scheduler.catalogue import Catalogue
+import sys
 from semkv_rag.store import KVStore
-from tests.store import made
-shelf.WORTH_A_FILE = 20
+from tests.connector.test_shelf import Opened, its
+its.WORTH_A_FILE = 20
 with KVStore(sys.argv[1]) as store:
-    catalogue = Catalogue(store, made.MODEL)
     print("ready", flush=True)
     sys.stdin.readline()
-    catalogue.load()
-    while catalogue._queues["default"].shelf._working:
-        time.sleep(0.01)
-    print(*(span.chunk_id for span in catalogue.find("default", made.header(3).tokens).result(60)))
-    catalogue.close()
+    with Opened(store) as opened:
+        opened.settle()
+        print(*opened.found(3))
 """
 
 

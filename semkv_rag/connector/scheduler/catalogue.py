@@ -52,15 +52,10 @@ class _Queue:
 
 
 class Catalogue:
-    """Finds stored chunks in prompts. For one thread, the scheduler's.
+    """Finds stored chunks in prompts. For one thread, the scheduler's."""
 
-    Args:
-        model: the fingerprint whose chunks are looked for, unless those of another are asked for.
-    """
-
-    def __init__(self, store: KVStore, model: str) -> None:
+    def __init__(self, store: KVStore) -> None:
         self._store = store
-        self._model = model
         self._queues: dict[_Owner, _Queue] = {}
         self._lock = threading.Lock()
         self._touches = Touches(store.touch)
@@ -79,8 +74,8 @@ class Catalogue:
         for shelf in shelves:
             shelf.close()
 
-    def load(self) -> None:
-        """Take in what all namespaces have, so that the first requests need not wait for it.
+    def load(self, model: str) -> None:
+        """Take in what all of the model's namespaces have: the first requests need not wait for it.
 
         Where that takes more than two seconds the rest is done in the background.
 
@@ -88,23 +83,18 @@ class Catalogue:
             StoreError: the store's index cannot be read.
         """
         until = time.monotonic() + LOADED_S
-        for namespace in self._store.namespaces(self._model):
-            self._queue((self._model, namespace)).shelf.load(until)
+        for namespace in self._store.namespaces(model):
+            self._queue((model, namespace)).shelf.load(until)
 
-    def find(
-        self, namespace: str, prompt: TokenArray, model: str | None = None
-    ) -> Future[list[Span]]:
+    def find(self, model: str, namespace: str, prompt: TokenArray) -> Future[list[Span]]:
         """Look for the namespace's chunks in `prompt`.
-
-        Args:
-            model: whose; the catalogue's own unless given.
 
         Returns:
             Those found, in prompt order, none overlapping another; or a `StoreError`: the store's index
             cannot be read, or an earlier look-up of the namespace takes too long.
         """
         asked: Future[list[Span]] = Future()
-        owner = (model or self._model, namespace)
+        owner = (model, namespace)
         with self._lock:
             queue = self._queue(owner)
             since = queue.busy_since
@@ -120,10 +110,10 @@ class Catalogue:
         """Have the store know that these chunks are in use."""
         self._touches.note(span.chunk_id for span in spans)
 
-    def forget(self, namespace: str, ids: Iterable[str], model: str | None = None) -> None:
+    def forget(self, model: str, namespace: str, ids: Iterable[str]) -> None:
         """Match these chunks no more, because they are gone or their files are bad."""
         with self._lock:
-            if (queue := self._queues.get((model or self._model, namespace))) is not None:
+            if (queue := self._queues.get((model, namespace))) is not None:
                 queue.bad.update(ids)
 
     def _queue(self, owner: _Owner) -> _Queue:

@@ -180,7 +180,7 @@ class RequestPlanner:
         assert self._catalogue is not None
         tracked.since = time.perf_counter()
         tracked.look_up = self._catalogue.find(
-            options.namespace, tracked.matchable(), tracked.owner.model
+            tracked.owner.model, options.namespace, tracked.matchable()
         )
         wait([tracked.look_up], AT_ONCE_S)
         self._try_to_plan(tracked, tracked.look_up)
@@ -306,8 +306,8 @@ class RequestPlanner:
             if (tracked := self._requests.get(request_id)) is None:
                 continue
             if result.bad_chunks and self._catalogue is not None:
-                namespace, model = tracked.options.namespace, tracked.owner.model
-                self._catalogue.forget(namespace, result.bad_chunks, model)
+                model, namespace = tracked.owner.model, tracked.options.namespace
+                self._catalogue.forget(model, namespace, result.bad_chunks)
             self._ended(request_id)
             tracked.take(result)
             if result.stats is not None:
