@@ -40,6 +40,7 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, own)))
     # PyTorch outside of vLLM: threads of two processes that wait for each other's cores spin.
     os.environ.setdefault("OMP_NUM_THREADS", str(len(own)))
+    os.environ.setdefault("NUMBA_NUM_THREADS", str(len(own)))  # drafts of n-grams
 
 # No test is about time: a busy machine fails none.
 settings.register_profile("ours", deadline=None)
@@ -64,23 +65,24 @@ STARTS_ENGINES = {*SHARED, "engine", "engines"}
 LONGEST = (
     "ray",
     "server",
-    "tests/connector/test_architectures.py",
     "tests/docs/test_blocks.py",
-    "integrations/llama-index-llms-semkv/tests/test_applications.py",
-    "tests/connector/test_object_store.py",
-    "tests/engine/test_fusion.py",
+    "tests/connector/test_architectures.py",
+    "integrations/langchain-semkv/tests/test_packaging.py",
     "integrations/langchain-semkv/tests/test_examples.py",
     "tests/demo/test_query_engine.py",
-    "tests/connector/test_drafts.py",
-    "tests/connector/test_windows.py",
-    "tests/cli/test_engine_verbs.py",
-    "tests/connector/test_tensor_parallel.py",
-    "tests/connector/test_precedence.py",
+    "tests/engine/test_isolation.py",
+    "integrations/llama-index-llms-semkv/tests/test_applications.py",
+    "tests/engine/test_fusion.py",
+    "tests/store/test_disk_faults.py",
     "tests/connector/test_against_references.py",
-    "integrations/llama-index-llms-semkv/tests/test_concurrency.py",
+    "tests/connector/test_object_store.py",
+    "tests/cli/test_engine_verbs.py",
+    "tests/connector/test_poison.py",
+    "tests/connector/test_layer_kinds.py",
+    "tests/connector/test_precedence.py",
     "tests/engine/test_images.py",
-    "tests/engine/test_facade.py",
-    "tests/engine/test_tiers.py",
+    "integrations/llama-index-llms-semkv/tests/test_examples.py",
+    "integrations/llama-index-llms-semkv/tests/test_concurrency.py",
     "tests/connector/test_capture_killed.py",
 )
 
