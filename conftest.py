@@ -40,7 +40,7 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, own)))
     # PyTorch outside of vLLM: threads of two processes that wait for each other's cores spin.
     os.environ.setdefault("OMP_NUM_THREADS", str(len(own)))
-    os.environ.setdefault("NUMBA_NUM_THREADS", str(len(own)))  # drafts of n-grams
+    os.environ.setdefault("NUMBA_NUM_THREADS", str(len(own)))  # for drafts made of n-grams
 
 # No test is about time: a busy machine fails none.
 settings.register_profile("ours", deadline=None)
@@ -99,6 +99,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first."""
+    gone = [group for group in LONGEST if group.endswith(".py") and not (ROOT / group).exists()]
+    assert not gone, f"LONGEST names files that are not there: {gone}"
     place = {group: index for index, group in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(_group(item), len(place)))
 

@@ -1,7 +1,8 @@
 """What the fork server imports last: it does once what each of its forks would do anew.
 
-vLLM collects garbage seven times while an engine starts and ends. In a fork, that would write to every
-page of what was imported, and so copy it: garbage is looked for among what the fork itself makes.
+vLLM collects garbage seven times while an engine starts and ends. A collection writes to each object it
+looks at, and in a fork each page that is written to is copied first. So what was imported is frozen: a
+fork looks for garbage only among what it makes itself.
 """
 
 from __future__ import annotations

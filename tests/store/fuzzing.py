@@ -483,7 +483,7 @@ def fuzz(numbers: range, folder: Path, processes: int = 1) -> Outcome:
 
 
 def _fuzz(numbers: range, sound: list[Sound], folder: Path, told: Connection, now: Any) -> None:
-    gc.freeze()  # what the tests' process has is not searched for garbage: that is no file's time
+    gc.freeze()  # or a collection goes through all that the tests' process holds, in some file's time
     torch.set_num_threads(1)
     used = psutil.Process().memory_info().vms
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES,) * 2)
