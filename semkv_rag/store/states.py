@@ -102,7 +102,11 @@ class StoredStates:
             after = page[-1].id
 
     def touch(self, ids: Iterable[str]) -> None:
-        """Note that states were used now: they are evicted later. Nothing when only reading."""
+        """Note that states were used now: they are evicted later. Nothing when only reading.
+
+        Raises:
+            StoreError: others wrote for long (`sqlite.LAZY_S`): the note is lost, nothing else.
+        """
         if not self._database.read_only:
             with self._database.writing(durable=False) as connection:
                 states.touch(connection, ids, time.time())
