@@ -48,7 +48,11 @@ UNPACK := const fs = require("fs"), packed = fs.readFileSync("chromium.br"); \
 
 # What takes long, and loops of kills and faults. make soak ROUNDS=10: loops for a night.
 soak: setup build/triton/.ready build/sbom/.ready build/helm/.ready
-	SOAK_ROUNDS=$(or $(ROUNDS),1) $(PYTEST) -m soak --durations 0 --durations-min 1
+	SOAK_ROUNDS=$(or $(ROUNDS),1) $(PYTEST) -m soak --ignore $(FLEET) --durations 0 --durations-min 1
+	SOAK_ROUNDS=$(or $(ROUNDS),1) $(RUN) -m pytest -m soak $(FLEET) --durations 0 --durations-min 1
+
+# Several machines and databases, which need all the cores.
+FLEET := tests/soak/test_fleet.py
 
 # For its interpreter alone: beside vLLM's CPU build it would be in the way.
 build/triton/.ready: $(READY)

@@ -18,6 +18,7 @@ from typing import ClassVar, Self
 import httpx
 import psutil
 
+from workbench.settings import ROOT
 from workbench.starts import SERVER, record
 
 START_SECONDS = 240
@@ -30,6 +31,7 @@ class Server:
     Args:
         extra: further options of `semkv serve`.
         store_options: where its store is, as options; a folder of its own unless given.
+        forked: its engine's processes are forks (`workbench/serve.py`); False: as users start them.
 
     Attributes:
         base_url: for OpenAI clients.
@@ -54,6 +56,7 @@ class Server:
         extra: Sequence[str] = (),
         *,
         store_options: Sequence[str] | None = None,
+        forked: bool = True,
     ) -> None:
         self.model = str(model)
         self.store = folder / "store"
@@ -68,7 +71,8 @@ class Server:
         operator = folder / "operator.key"
         operator.write_text(self.operator_key + "\n")
         self._command = [
-            *(sys.executable, "-m", "semkv_rag.cli", "serve", self.model),
+            *(sys.executable, "-m", "workbench.serve" if forked else "semkv_rag.cli"),
+            *("serve", self.model),
             *(store_options or ("--store", str(self.store))),
             *("--api-key-namespaces", str(keys)),
             *("--host", "127.0.0.1", "--port", str(self._port)),
@@ -99,6 +103,7 @@ class Server:
             stderr=subprocess.STDOUT,
             env={**os.environ, "VLLM_LOGGING_LEVEL": "INFO"},
             start_new_session=True,
+            cwd=ROOT,
         )
         began = time.monotonic()
         try:

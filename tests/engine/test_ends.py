@@ -38,7 +38,7 @@ def ask(server: Server, seed: int) -> None:
 )
 def test_a_server_that_is_told_to_end(reader: Path, tmp_path: Path, number: int) -> None:
     asked = 1  # others would be alike, and served out of the first one
-    with Server(reader, tmp_path) as server:
+    with Server(reader, tmp_path, forked=False) as server:
         family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
         assert len(family) > 1, "the engine's process"
         for seed in range(asked):

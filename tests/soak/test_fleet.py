@@ -132,7 +132,9 @@ def servers(reader: Path, tmp_path: Path) -> Iterator[tuple[list[Server], Shared
                 *("--cache-dir", str(tmp_path / "caches" / name)),
                 *("--fetch-timeout-ms", str(PATIENCE_MS)),
             ]
-            replicas.append(stack.enter_context(Server(reader, folder, store_options=where)))
+            replicas.append(
+                stack.enter_context(Server(reader, folder, store_options=where, forked=False))
+            )
         yield replicas, shared
 
 
