@@ -228,11 +228,7 @@ class KVStore(Closing):
         return removed
 
     def touch(self, ids: Iterable[str]) -> None:
-        """Note that chunks were used now: they are evicted later. Nothing when only reading.
-
-        Raises:
-            StoreError: others wrote for long (`sqlite.LAZY_S`): the note is lost, nothing else.
-        """
+        """Note that chunks were used now: they are evicted later. See `StoredStates.touch`."""
         if not self.read_only:
             with self._database.writing(durable=False) as connection:
                 chunks.touch(connection, ids, time.time())
