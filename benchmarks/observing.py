@@ -58,6 +58,7 @@ REPORT = ReuseReport(
     load_ms=60.0,
     blend_ms=400.0,
     file_bytes=100 << 20,
+    object_bytes=100 << 20,
 )
 LONG = 512
 MAP = TokenMap(

@@ -57,8 +57,10 @@ class ReuseReport:
         load_ms: waiting for KV from files, verification and rotation included.
         blend_ms: the blend pass, loading included.
         memory_bytes: of the stored chunks that were used, those that stood in the RAM tier.
-        file_bytes: of them, those that were read from files while the request waited. With several
-            GPUs both are of one.
+        file_bytes: of them, those that were read from files of this machine while the request
+            waited.
+        object_bytes: of them, those that were fetched from the object store meanwhile. With several
+            GPUs all three are of one.
         preemptions: how often vLLM dropped the request's KV for others' and started it again.
         reason: in words, why nothing was reused, or why it was computed after all.
         images_loaded: images whose features were taken from the store (fusion, L1.5).
@@ -92,6 +94,7 @@ class ReuseReport:
     blend_ms: float = 0.0
     memory_bytes: int = 0
     file_bytes: int = 0
+    object_bytes: int = 0
     preemptions: int = 0
     reason: str | None = None
     images_loaded: int = 0

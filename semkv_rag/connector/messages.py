@@ -105,7 +105,8 @@ class BlendStats:
 
     Attributes:
         memory_bytes: of the chunks that were used, those that stood in memory, or were read ahead.
-        file_bytes: of them, those that were read from files meanwhile. Both of one rank.
+        file_bytes: of them, those that were read from files of this machine meanwhile.
+        object_bytes: of them, those that were fetched from the object store. All of one rank.
         began_at, picked_at: when it began and when it had picked, seconds since the epoch;
             `picked_at` is None where it picked without a look at the KV.
         seen: what it did with each token; None where the request did not ask for its token map.
@@ -119,6 +120,7 @@ class BlendStats:
     note: str | None = None
     memory_bytes: int = 0
     file_bytes: int = 0
+    object_bytes: int = 0
     began_at: float = 0.0
     picked_at: float | None = None
     seen: SeenTokens | None = None

@@ -131,6 +131,7 @@ class ReuseStats(KVConnectorStats):
             self._add(TOKENS, kind, count)
         self._add(BYTES, "memory", report.memory_bytes)
         self._add(BYTES, "file", report.file_bytes)
+        self._add(BYTES, "object", report.object_bytes)
         for name in ("match", "load", "blend"):
             if took_ms := getattr(report, f"{name}_ms"):
                 self._took(name, took_ms / 1000)

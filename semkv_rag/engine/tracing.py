@@ -24,6 +24,7 @@ TOLD: Final = (
     "charged_ratio",
     "memory_bytes",
     "file_bytes",
+    "object_bytes",
     "preemptions",
 )
 """Fields of the report that are attributes, behind `semkv.`."""

@@ -6,7 +6,7 @@ import itertools
 import logging
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -14,6 +14,7 @@ import pytest
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Completion, Engine
+from semkv_rag.report import ReuseReport
 from tests.store.shared import Shared, environment, shared_store
 from workbench import s3
 from workbench.answers import SAMPLING, assert_same, blended, plain
@@ -253,6 +254,32 @@ def test_what_is_cached_is_reused_while_the_object_store_is_away(
     finally:
         proxy.fault = "none"
     assert answer.report.kv_cache == "hit"
+
+
+def test_the_report_and_the_metrics_tell_what_was_fetched(
+    writer: Engine, replica: Engine, namespace: str
+) -> None:
+    chunks = store_chunks(
+        writer, [random_tokens(seed, 90) for seed in (51, 52)], namespace=namespace
+    )
+
+    def report_of(engine: Engine, numbers: Sequence[int]) -> ReuseReport:
+        prompt = chunk_prompt([chunks[number] for number in numbers])
+        return blended(engine, prompt, namespace=namespace).report
+
+    def counted(tier: str) -> float:
+        tiers: dict[str, float] = replica.stats().get("semkv_loaded_bytes_total", {})
+        return tiers.get(tier, 0)
+
+    own = report_of(writer, [0, 1])
+    assert (own.memory_bytes, own.object_bytes) == (0, 0)
+    before = counted("object")
+    one = report_of(replica, [0])
+    assert (one.memory_bytes, one.file_bytes) == (0, 0)
+    assert one.object_bytes == own.file_bytes / 2 > 0
+    both = report_of(replica, [0, 1])
+    assert both.file_bytes == both.object_bytes == one.object_bytes
+    assert counted("object") - before == 2 * one.object_bytes
 
 
 def test_a_damaged_copy_is_repaired_behind_the_request(

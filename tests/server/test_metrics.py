@@ -290,7 +290,7 @@ def test_no_label_comes_from_a_request(server: Server) -> None:
     assert {label for _, *labels in names for label in labels} <= {
         *("hit", "partial", "miss", "skip"),
         *("cached", "loaded", "recomputed", "computed"),
-        *("memory", "file"),
+        *("memory", "file", "object"),
         *("index", "chunk", "not_finite", "internal"),
         *("off", "request", "model", "store", "no_chunk", "slower", "fault"),
         *("kept", "failed", "dropped"),

@@ -179,6 +179,7 @@ class TrackedRequest:
             blend_ms=round(stats.blend_ms, 3),
             memory_bytes=stats.memory_bytes,
             file_bytes=stats.file_bytes,
+            object_bytes=stats.object_bytes,
         )
 
     def _note_times(self, stats: BlendStats) -> None:

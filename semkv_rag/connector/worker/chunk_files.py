@@ -29,11 +29,13 @@ class Origin:
 
     Attributes:
         memory_bytes: stood in memory, or were read ahead.
-        file_bytes: were read from files.
+        file_bytes: were read from files of this machine.
+        object_bytes: were fetched from the object store.
     """
 
     memory_bytes: int
     file_bytes: int
+    object_bytes: int
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class ChunkFiles:
                 raise LostKV(str(fault), _damaged(sources)) from fault
             except ObjectStoreError as fault:
                 raise LostKV(str(fault)) from fault
-            self._origins[task.request_id] = _origin(sources.values())
+            self._origins[task.request_id] = self._origin(task, sources, wait)
 
     def read_ahead(self, task: ReadAhead) -> None:
         """Read chunks into memory, as far as there is room; have those fetched that are not here."""
@@ -113,7 +115,12 @@ class ChunkFiles:
         origin = self._origins.pop(request_id, None)
         if origin is None:
             return stats
-        return replace(stats, memory_bytes=origin.memory_bytes, file_bytes=origin.file_bytes)
+        return replace(
+            stats,
+            memory_bytes=origin.memory_bytes,
+            file_bytes=origin.file_bytes,
+            object_bytes=origin.object_bytes,
+        )
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Nobody will ask where the chunks of these came from."""
@@ -128,6 +135,21 @@ class ChunkFiles:
             if held is not None:
                 return held
         return files.enter_context(self._file(key, wait))
+
+    def _origin(
+        self, task: BlendTask, sources: Mapping[str, ChunkFile | HeldChunk], wait: FileWait | None
+    ) -> Origin:
+        fetched = set() if wait is None else set(wait.landings)
+        memory = file = objects = 0
+        for key in chunk_keys(task):
+            source = sources[key.chunk_id]
+            read = source.from_file_bytes if isinstance(source, HeldChunk) else source.kv_bytes
+            memory += source.kv_bytes - read
+            if self._path(key) in fetched:
+                objects += read
+            else:
+                file += read
+        return Origin(memory, file, objects)
 
     def _expected(self, keys: Sequence[ChunkKey]) -> FileWait | None:
         """The wait for files that are in an object store, which are fetched from now on."""
@@ -170,14 +192,6 @@ def chunk_keys(task: BlendTask) -> list[ChunkKey]:
         (span.chunk_id, span.codec) for span in task.plan.spans if span.end > task.start
     )
     return [ChunkKey(task.model, namespace, *chunk) for chunk in chunks]
-
-
-def _origin(sources: Iterable[ChunkFile | HeldChunk]) -> Origin:
-    whole = read = 0
-    for source in sources:
-        whole += source.kv_bytes
-        read += source.from_file_bytes if isinstance(source, HeldChunk) else source.kv_bytes
-    return Origin(whole - read, read)
 
 
 def _damaged(sources: Mapping[str, ChunkFile | HeldChunk]) -> tuple[str, ...]:
