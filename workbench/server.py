@@ -31,7 +31,7 @@ class Server:
     Args:
         extra: further options of `semkv serve`.
         store_options: where its store is, as options; a folder of its own unless given.
-        forked: its engine's processes are forks (`workbench/serve.py`); False: as users start them.
+        forked: its engine's processes are forks (`workbench/serve_forked.py`); else as a user's are.
 
     Attributes:
         base_url: for OpenAI clients.
@@ -71,7 +71,7 @@ class Server:
         operator = folder / "operator.key"
         operator.write_text(self.operator_key + "\n")
         self._command = [
-            *(sys.executable, "-m", "workbench.serve" if forked else "semkv_rag.cli"),
+            *(sys.executable, "-m", "workbench.serve_forked" if forked else "semkv_rag.cli"),
             *("serve", self.model),
             *(store_options or ("--store", str(self.store))),
             *("--api-key-namespaces", str(keys)),
@@ -103,7 +103,7 @@ class Server:
             stderr=subprocess.STDOUT,
             env={**os.environ, "VLLM_LOGGING_LEVEL": "INFO"},
             start_new_session=True,
-            cwd=ROOT,
+            cwd=ROOT,  # where `workbench` is found
         )
         began = time.monotonic()
         try:

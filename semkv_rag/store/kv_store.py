@@ -228,7 +228,7 @@ class KVStore(Closing):
         return removed
 
     def touch(self, ids: Iterable[str]) -> None:
-        """Note that chunks were used now: they are evicted later. See `StoredStates.touch`."""
+        """Note a use of chunks, which are evicted later then. Raises as `StoredStates.touch`."""
         if not self.read_only:
             with self._database.writing(durable=False) as connection:
                 chunks.touch(connection, ids, time.time())

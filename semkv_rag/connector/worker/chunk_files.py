@@ -139,13 +139,12 @@ class ChunkFiles:
     def _origin(
         self, task: BlendTask, sources: Mapping[str, ChunkFile | HeldChunk], wait: FileWait | None
     ) -> Origin:
-        fetched = set() if wait is None else set(wait.landings)
         memory = file = objects = 0
         for key in chunk_keys(task):
             source = sources[key.chunk_id]
             read = source.from_file_bytes if isinstance(source, HeldChunk) else source.kv_bytes
             memory += source.kv_bytes - read
-            if self._path(key) in fetched:
+            if wait is not None and self._path(key) in wait.landings:
                 objects += read
             else:
                 file += read
