@@ -4,7 +4,7 @@ No pretrained model is needed: what the tests ask is whether two ways to compute
 numbers, and random weights answer that. The weights are larger than those a training starts from,
 so that attention is peaked and another context gives visibly other keys and values.
 
-`python workbench/tiny_models.py ARCH FOLDER` builds one by hand.
+`python -m workbench.tiny_models ARCH FOLDER` builds one by hand.
 """
 
 from __future__ import annotations
@@ -197,6 +197,26 @@ def _mistral_sliding() -> transformers.PretrainedConfig:
     return transformers.MistralConfig(**SHAPE, **TOKENS, sliding_window=WINDOW)
 
 
+def _paddleocr_vl() -> transformers.PretrainedConfig:
+    # Positions of three rows (M-RoPE): an image's tokens stand on a grid. The only one of this kind
+    # whose class in vLLM does without torchvision.
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6]}
+    shape = SHAPE | {"vocab_size": IMAGE_TOKEN + 1, "head_dim": 32}
+    return transformers.PaddleOCRVLConfig(
+        image_token_id=IMAGE_TOKEN,
+        tie_word_embeddings=False,
+        vision_config={
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": IMAGE_SIZE,
+            "patch_size": PATCH_SIZE,
+        },
+        text_config={**shape, **TOKENS, "rope_parameters": rope, "tie_word_embeddings": False},
+    )
+
+
 def _gpt2() -> transformers.PretrainedConfig:
     return transformers.GPT2Config(
         vocab_size=VOCABULARY, n_embd=128, n_layer=4, n_head=4, n_positions=MAX_POSITIONS, **TOKENS
@@ -241,6 +261,11 @@ WINDOWED: dict[str, Callable[[], transformers.PretrainedConfig]] = {
 
 LATENT: dict[str, Callable[[], transformers.PretrainedConfig]] = {"deepseek_v2": _deepseek_v2}
 """Those with multi-head latent attention."""
+
+THREE_ROWS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    "paddleocr_vl": _paddleocr_vl,
+}
+"""Those whose positions have three rows (M-RoPE)."""
 
 UNSERVABLE: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "gpt2": _gpt2,
@@ -321,13 +346,14 @@ def _text_of_images(vocabulary: int) -> dict[str, Any]:
     }
 
 
-IMAGE_PROMPTS = {"llava": "<image>", "idefics3": "<image>", "blip2": ""}
+IMAGE_PROMPTS = {"llava": "<image>", "idefics3": "<image>", "blip2": "", "paddleocr_vl": "<image>"}
 """Architectures that take images, and what stands for one in a prompt's text."""
 
 ARCHITECTURES = (
     SERVABLE
     | WINDOWED
     | LATENT
+    | THREE_ROWS
     | UNSERVABLE
     | {"mid": _mid, "llava": _llava, "idefics3": _idefics3, "blip2": _blip2}
 )
@@ -382,7 +408,9 @@ _CHAT_TEMPLATE = (
 )
 
 
-def _tokenizer(config: transformers.PretrainedConfig) -> transformers.PreTrainedTokenizerFast:
+def _tokenizer(
+    config: transformers.PretrainedConfig, **options: Any
+) -> transformers.PreTrainedTokenizerFast:
     """A byte-level BPE with exactly the model's vocabulary.
 
     Its merges are built here, word by word from the left, because the library's trainer breaks ties
@@ -409,6 +437,7 @@ def _tokenizer(config: transformers.PretrainedConfig) -> transformers.PreTrained
         pad_token="<pad>",
         chat_template=_CHAT_TEMPLATE,
         model_max_length=config.max_position_embeddings,
+        **options,
     )
 
 
@@ -464,14 +493,33 @@ def _blip2_processor() -> transformers.ProcessorMixin:
     )
 
 
+def _paddleocr_vl_processor() -> transformers.ProcessorMixin:
+    from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
+        PaddleOCRVLImageProcessorPil,
+    )
+
+    return transformers.PaddleOCRVLProcessor(
+        PaddleOCRVLImageProcessorPil(
+            size={"shortest_edge": IMAGE_SIZE**2 // 4, "longest_edge": IMAGE_SIZE**2},
+            patch_size=PATCH_SIZE,
+        ),
+        _tokenizer(_llama(), extra_special_tokens={"image_token": "<image>"}),
+        chat_template=_IMAGE_TEMPLATE,
+    )
+
+
 _PROCESSORS: dict[str, Callable[[], transformers.ProcessorMixin]] = {
     "llava": _llava_processor,
     "idefics3": _idefics3_processor,
     "blip2": _blip2_processor,
+    "paddleocr_vl": _paddleocr_vl_processor,
 }
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 3 or sys.argv[1] not in ARCHITECTURES:
-        sys.exit(f"usage: tiny_models.py ARCH FOLDER\nARCH is one of {', '.join(ARCHITECTURES)}")
+        sys.exit(
+            "usage: python -m workbench.tiny_models ARCH FOLDER\n"
+            f"ARCH is one of {', '.join(ARCHITECTURES)}"
+        )
     build_tiny_model(sys.argv[1], Path(sys.argv[2]))

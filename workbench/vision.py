@@ -14,7 +14,7 @@ from workbench.inside import inside
 from workbench.tiny_models import IMAGE_SIZE
 
 TOWERS = ("vision_model", "vision_tower")
-PROJECTORS = ("connector", "language_projection", "multi_modal_projector")
+PROJECTORS = ("connector", "language_projection", "multi_modal_projector", "mlp_AR")
 
 
 def picture(seed: int, noise: int = 0) -> Image.Image:

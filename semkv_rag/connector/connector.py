@@ -116,6 +116,7 @@ class SemKVConnector(KVConnectorBase_V1):
                 if config.model_config.is_mm_prefix_lm
                 else None
             ),
+            image_grids=config.model_config.uses_mrope,
             store_fault=fault,
         )
 

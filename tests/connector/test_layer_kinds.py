@@ -21,11 +21,11 @@ from workbench.answers import SAMPLING, assert_same, blended, plain
 from workbench.chunks import Tokens, random_tokens, store_chunks
 from workbench.engines import Engines
 from workbench.inside import picked_positions
-from workbench.tiny_models import LATENT, WINDOW, WINDOWED
+from workbench.tiny_models import LATENT, THREE_ROWS, WINDOW, WINDOWED
 
 PREFIX = random_tokens(900, 50)
 OTHER = random_tokens(899, 40)
-KINDS = (*WINDOWED, *LATENT)
+KINDS = (*WINDOWED, *LATENT, *THREE_ROWS)
 
 
 class Stocked(Pair):

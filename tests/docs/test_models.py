@@ -9,7 +9,7 @@ import pytest
 
 from workbench.pages import tables
 from workbench.settings import ROOT
-from workbench.tiny_models import ARCHITECTURES, LATENT, UNSERVABLE, WINDOWED
+from workbench.tiny_models import ARCHITECTURES, LATENT, THREE_ROWS, UNSERVABLE, WINDOWED
 
 PAGE = ROOT / "docs" / "models.md"
 ROWS = {row[1].strip("`"): row for row in tables(PAGE, "Tested")[0]}
@@ -22,7 +22,7 @@ def named_in(file: str) -> set[str]:
 
 
 SERVED = named_in("connector/test_architectures.py")
-KINDS = (*WINDOWED, *LATENT)
+KINDS = (*WINDOWED, *LATENT, *THREE_ROWS)
 """Those of test_layer_kinds.py."""
 COLUMNS = {
     3: {*SERVED, *KINDS},
@@ -33,7 +33,11 @@ COLUMNS = {
 """The small models that run, by the column that says so."""
 IMAGES = {
     "KV": named_in("engine/test_images.py"),
-    "features": named_in("engine/test_fusion.py") - {"qwen3"},
+    "features": {
+        *named_in("engine/test_fusion.py"),
+        *named_in("engine/test_image_grids.py"),
+    }
+    - {"qwen3"},
 }
 
 

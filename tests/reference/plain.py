@@ -8,14 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Cache
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, Cache
 
 
 class PlainModel:
     """A transformers model in float32 with eager attention."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.hf = AutoModelForCausalLM.from_pretrained(
+        sees = hasattr(AutoConfig.from_pretrained(folder), "vision_config")
+        kind: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        self.hf = kind.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"
         ).eval()
 

@@ -27,7 +27,9 @@ the same prompt and plan as one under way waits for that, and finds them.
 where all before it is the same as well; a plan ends before the first image of which that is not true.
 The features of images come from the store under names that are given here (`images.identifiers`).
 Where an image is taken for a stored one that looks like it, all of this follows the stored one, and the
-blocks from there on are that request's alone.
+blocks from there on are that request's alone. In models with M-RoPE an image's tokens stand on a grid,
+and what is behind it at other positions than its number in the prompt, which is what a store has. So
+their prompts with images are not stored, and a plan ends before the first image.
 """
 
 from __future__ import annotations
@@ -80,6 +82,7 @@ class RequestPlanner:
             requests has been checked before.
         fusion: whether the features of images are stored.
         image_obstacle: in words, why KV is not reused in prompts with images, or None.
+        image_grids: whether an image's tokens stand on a grid (M-RoPE).
         store_fault: in words, why there is no catalogue.
     """
 
@@ -94,6 +97,7 @@ class RequestPlanner:
         request_namespace: bool,
         fusion: bool = False,
         image_obstacle: str | None = None,
+        image_grids: bool = False,
         store_fault: str | None = None,
     ) -> None:
         self.gate = GateReport(False, "the workers have not reported yet")
@@ -106,7 +110,7 @@ class RequestPlanner:
         self._step_work = StepWork(block_size, step_tokens, self._block_ids)
         self._request_namespace = request_namespace
         self._fusion = fusion
-        self._image_obstacle = image_obstacle
+        self._image_obstacle, self._image_grids = image_obstacle, image_grids
         self._store_fault = store_fault
         self._conversations = Conversations()
         self._requests: dict[str, TrackedRequest] = {}
@@ -198,6 +202,8 @@ class RequestPlanner:
         if capture is not None and capture.get("in_passing"):
             # What is computed behind reused KV is the prompt's own only where that is exact.
             own = plan is None or (capture["behind_exact"] and plan.is_exact_prompt_prefix)
+            if self._image_grids and tracked.request.mm_features:
+                own = False
             if tracked.report.kv_cache == "skip" or not own:
                 tracked.capture = None
         if plan is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import Attention, MLAAttention
@@ -30,10 +31,12 @@ def model_layers(model: nn.Module, config: VllmConfig) -> list[Layer]:
     """The decoder layers of a loaded model.
 
     Raises:
-        Unservable: the model's attention is not of the plain causal kind.
+        Unservable: the model's attention is not of the plain causal kind, or its positions not of text's.
     """
     if reason := config_obstacle(config):
         raise Unservable(reason)
+    if config.model_config.uses_mrope:
+        _check_positions(model)
     positions = config.model_config.max_model_len
     modules = dict(model.named_modules())
     shared_rotary = next(
@@ -66,6 +69,13 @@ def model_layers(model: nn.Module, config: VllmConfig) -> list[Layer]:
     if len({id(layer.decoder) for layer in layers}) != len(layers):
         raise Unservable("several attention layers share a decoder layer")
     return layers
+
+
+def _check_positions(model: Any) -> None:
+    """Of models with M-RoPE: in text all three rows are to be the token's number."""
+    positions, _ = model.get_mrope_input_positions([0] * 8, [])
+    if not torch.equal(positions.cpu(), torch.arange(8).expand(len(positions), -1)):
+        raise Unservable("in text its tokens stand at other positions than their number")
 
 
 def _check_attention(name: str, attention: Any) -> None:

@@ -1,0 +1,181 @@
+"""Images in a model with M-RoPE: they stand on a grid, and all behind them at positions of their own.
+
+An image of 56 pixels is 2 x 2 tokens here, so that what stands behind it is moved by 2 and not by 4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semkv_rag.config import ReuseOptions
+from semkv_rag.engine import Engine
+from semkv_rag.prompt_cache import PromptCacheOptions
+from workbench.answers import SAMPLING, assert_same, largest_difference
+from workbench.chunks import store_chunks
+from workbench.engines import Engines
+from workbench.inside import inside
+from workbench.vision import (
+    about,
+    ask,
+    count_tower,
+    forget_features,
+    picture,
+    plain,
+    settle,
+    tower_calls,
+)
+
+FACTS = "a question about the colour of the car is answered from documents that were found " * 3
+NOTES = "who owns this harbour and where does that river end every answer is short " * 3
+QUESTION = " what is the colour of this car"
+BEFORE = "here is one : " + FACTS + "{}" + QUESTION
+BETWEEN = "here is one : " + FACTS + "{} and another : " + NOTES + "{}" + QUESTION
+BEHIND = "here it is : {}" + FACTS + QUESTION
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Callable[[str], Path]) -> Path:
+    return tiny_model("paddleocr_vl")
+
+
+def start(engines: Engines, model: Path, **options: Any) -> Engine:
+    engine = engines.own(model, prompt_cache=PromptCacheOptions(), encoders={}, **options)
+    count_tower(engine)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def engine(engines: Engines, model: Path) -> Iterator[Engine]:
+    with start(engines, model) as engine:
+        assert engine.gate.servable, engine.gate.reason
+        yield engine
+
+
+@pytest.fixture
+def stored(engine: Engine, namespace: str) -> dict[str, int]:
+    """Tokens of the texts that the store has."""
+    texts = {text: engine.tokenizer(text).input_ids for text in (FACTS, NOTES)}
+    store_chunks(engine, list(texts.values()), namespace=namespace)
+    return {text: len(tokens) for text, tokens in texts.items()}
+
+
+def forget(engine: Engine) -> None:
+    settle(engine)
+    assert engine.reset_prefix_cache()
+    forget_features(engine)
+
+
+def test_the_model_looks_at_its_images(engine: Engine) -> None:
+    """Else the tests below could not fail."""
+    one, other = (plain(engine, about(BEFORE, picture(seed))) for seed in (1, 2))
+    assert one.token_ids != other.token_ids or largest_difference(one, other) > 0.1
+
+
+def test_what_stands_behind_an_image_is_moved_by_its_edge(engine: Engine) -> None:
+    """So the number of a token behind it is not its position."""
+
+    def watch(worker: Any) -> None:
+        runner, begin = worker.model_runner, worker.model_runner._init_mrope_positions
+
+        def began(request: Any) -> None:
+            begin(request)
+            worker.moved_by = int(request.mrope_position_delta)
+
+        runner._init_mrope_positions = began
+
+    inside(engine, watch)
+    plain(engine, about(BEHIND, picture(1)))
+    assert inside(engine, lambda worker: worker.moved_by) == 2 - 4
+
+
+@pytest.mark.parametrize("text", [BEFORE, BETWEEN], ids=["one image", "two images"])
+def test_chunks_before_the_first_image_are_reused(
+    engine: Engine, namespace: str, stored: dict[str, int], text: str
+) -> None:
+    asked = about(text, *map(picture, range(3, 3 + text.count("{}"))))
+    reference = plain(engine, asked)
+    for options in ({"ratio": 1.0}, {"selector": "none"}):
+        forget(engine)
+        answer = ask(engine, asked, namespace=namespace, **options)
+        report = answer.report
+        assert 0.8 * stored[FACTS] < report.reused_tokens <= stored[FACTS], report
+        if report.recomputed_tokens:
+            assert report.recomputed_tokens == report.reused_tokens
+            assert_same(answer, reference)
+        else:
+            assert largest_difference(answer, reference) > 1e-3
+
+
+def test_chunks_behind_an_image_are_computed(
+    engine: Engine, namespace: str, stored: dict[str, int]
+) -> None:
+    asked = about(BEHIND, picture(5))
+    forget(engine)
+    answer = ask(engine, asked, namespace=namespace, selector="none")
+    assert (answer.report.reused_tokens, answer.report.exact_tokens) == (0, 0)
+    assert_same(answer, plain(engine, asked))
+
+
+def test_a_prompt_with_an_image_is_not_stored(engine: Engine, namespace: str) -> None:
+    """Its keys have turned by the grid's positions, and nothing in the store says so."""
+    assert engine.store is not None
+    for _ in range(3):
+        forget(engine)
+        ask(engine, about(BEHIND, picture(6)), namespace=namespace)
+    settle(engine)
+    assert not list(engine.store.chunks(namespace=namespace))
+    for _ in range(3):
+        ask(engine, FACTS + QUESTION, namespace=namespace)
+    settle(engine)
+    assert list(engine.store.chunks(namespace=namespace)), "one without an image is"
+
+
+async def test_several_at_once(engine: Engine, namespace: str, stored: dict[str, int]) -> None:
+    prompts = [about(BEFORE, picture(7)), about(BEHIND, picture(8)), FACTS + NOTES + QUESTION]
+    references = [plain(engine, one) for one in prompts]
+    forget(engine)
+    reuse = ReuseOptions(namespace=namespace, ratio=1.0)
+    answers = await asyncio.gather(
+        *(engine.agenerate(one, sampling=SAMPLING, reuse=reuse) for one in prompts)
+    )
+    for answer, reference in zip(answers, references, strict=True):
+        assert_same(answer, reference)
+    assert [answer.report.reused_tokens > 0 for answer in answers] == [True, False, True]
+
+
+def test_a_model_whose_text_stands_elsewhere_is_refused(engine: Engine) -> None:
+    def reason(worker: Any) -> str:
+        from semkv_rag.connector.worker.model.model_view import Unservable, model_layers
+
+        model = worker.model_runner.get_model()
+        told = model.get_mrope_input_positions
+        model.get_mrope_input_positions = lambda *asked: (told(*asked)[0] + 1, 1)
+        try:
+            model_layers(model, worker.vllm_config)
+        except Unservable as reason:
+            return str(reason)
+        finally:
+            del model.get_mrope_input_positions
+        return ""
+
+    assert inside(engine, reason) == "in text its tokens stand at other positions than their number"
+
+
+def test_features_of_a_seen_image_are_loaded_in_a_new_process(
+    engines: Engines, model: Path, tmp_path: Path
+) -> None:
+    with start(engines, model, store=tmp_path) as first:
+        ask(first, about(BEFORE, picture(9)))
+        assert tower_calls(first) == 1
+        settle(first)
+    with start(engines, model, store=tmp_path) as second:
+        asked = about(BEHIND, picture(9))
+        answer = ask(second, asked)
+        assert tower_calls(second) == 0
+        assert (answer.report.tiers["fusion"], answer.report.images_loaded) == ("hit", 1)
+        assert_same(answer, plain(second, asked))
