@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from vllm.config import VllmConfig
 
+DRAFTS = ("ngram", "suffix", "medusa", "draft_model", "eagle", "eagle3", "mtp")
+"""Of vLLM's ways to draft, those that read no KV of the served model: see `worker.model.draft_kv`."""
+
 
 def config_obstacle(config: VllmConfig) -> str | None:
     """Why a configuration cannot be served with reuse, in words, or None.
@@ -33,9 +36,8 @@ def config_obstacle(config: VllmConfig) -> str | None:
         "LoRA adapters of two layouts are on": (
             lora is not None and lora.enable_mixed_moe_lora_format
         ),
-        # Drafts that a model makes have KV of their own, which a blend would have to fill too.
         f"speculative decoding is on with {drafts and drafts.method}": (
-            drafts is not None and drafts.method != "ngram"
+            drafts is not None and drafts.method not in DRAFTS
         ),
     }
     return next((reason for reason, applies in obstacles.items() if applies), None)

@@ -1,4 +1,8 @@
-"""Speculative decoding with n-grams of the prompt beside blends: drafts change no answer."""
+"""Speculative decoding beside blends: drafts change no answer.
+
+They are made of the prompt's n-grams, by an EAGLE head of random weights, and by the model itself, which
+here drafts for itself.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Completion, Engine
@@ -15,24 +20,36 @@ from semkv_rag.engine.launch import engine_arguments, resolve, transfer_config
 from semkv_rag.store import place_of
 from workbench.answers import SAMPLING, assert_same
 from workbench.chunks import Stored, Tokens, random_tokens, store_chunks
+from workbench.drafters import build_eagle_head
 from workbench.engines import Engines
 from workbench.inside import inside
 from workbench.settings import ENGINE_ARGS
 
-DRAFTS = {
-    "method": "ngram",
-    "num_speculative_tokens": 3,
-    "prompt_lookup_min": 1,
-    "prompt_lookup_max": 3,
-}
-LONG = {**SAMPLING, "max_tokens": 40}
+NGRAMS = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+LONG = {**SAMPLING, "max_tokens": 24}
+LONGER = {**SAMPLING, "max_tokens": 40}
 PLAIN = {"enabled": False}
 OPTIONS: list[dict[str, Any]] = [{"ratio": 1.0}, {"ratio": 0.15}, {"selector": "none"}, PLAIN]
 
 
+@pytest.fixture(
+    scope="module", params=["ngram", "eagle", pytest.param("draft_model", marks=pytest.mark.soak)]
+)
+def drafts(
+    request: pytest.FixtureRequest, reader: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """vLLM's `speculative_config`."""
+    made: dict[str, dict[str, Any]] = {
+        "ngram": NGRAMS,
+        "eagle": {"model": str(build_eagle_head(reader, tmp_path_factory.mktemp("eagle")))},
+        "draft_model": {"model": str(reader)},
+    }
+    return {"method": request.param, "num_speculative_tokens": 3, **made[request.param]}
+
+
 @pytest.fixture(scope="module")
-def drafting(engines: Engines, reader: Path) -> Iterator[Engine]:
-    with engines.own(reader, speculative_config=DRAFTS) as engine:
+def drafting(engines: Engines, reader: Path, drafts: dict[str, Any]) -> Iterator[Engine]:
+    with engines.own(reader, speculative_config=drafts) as engine:
         assert engine.gate.servable, engine.gate.reason
         yield engine
 
@@ -48,9 +65,11 @@ def prompt_of(chunks: list[Stored], seed: int) -> Tokens:
     return tokens + [t for chunk in chunks for t in chunk.tokens] + chunks[0].tokens[:7]
 
 
-def ask(engine: Engine, tokens: Tokens, **options: Any) -> Completion:
+def ask(
+    engine: Engine, tokens: Tokens, *, sampling: dict[str, Any] = LONG, **options: Any
+) -> Completion:
     engine.reset_prefix_cache()
-    return engine.generate(tokens, sampling=LONG, reuse=ReuseOptions(**options))
+    return engine.generate(tokens, sampling=sampling, reuse=ReuseOptions(**options))
 
 
 def forwards(engine: Engine, tokens: Tokens, **options: Any) -> int:
@@ -71,13 +90,48 @@ def forwards(engine: Engine, tokens: Tokens, **options: Any) -> int:
         return int(worker.model_runner.forwards)
 
     inside(engine, count)
-    ask(engine, tokens, **options)
+    ask(engine, tokens, sampling=LONGER, **options)
     return inside(engine, counted)
 
 
-def test_drafts_are_accepted_behind_a_blend(drafting: Engine, namespace: str) -> None:
+def test_drafts_are_accepted_behind_a_blend(
+    drafting: Engine, drafts: dict[str, Any], namespace: str
+) -> None:
     tokens = prompt_of(stored(drafting, namespace), 0)
-    assert forwards(drafting, tokens, namespace=namespace) < LONG["max_tokens"] - 5
+    if drafts["method"] != "eagle":  # whose head guesses nothing
+        assert forwards(drafting, tokens, namespace=namespace) < LONGER["max_tokens"] - 5
+
+
+def test_no_draft_reads_what_another_request_left(
+    drafting: Engine, drafts: dict[str, Any], namespace: str
+) -> None:
+    """A model that drafts has KV of its own, of which a blend has none."""
+
+    def spoil(_: Any) -> int:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        caches = get_kv_transfer_group().executor._queue._draft_kv._caches
+        for cache in caches:
+            cache.fill_(torch.nan)
+        return len(caches)
+
+    def sound(_: Any) -> list[int]:
+        """Blocks without NaN, by layer."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        kept = get_kv_transfer_group().executor._queue._draft_kv
+        axes = [kept._paged._block_axis(cache)[0] for cache in kept._caches]
+        numbers = zip(kept._caches, axes, strict=True)
+        return [int(c.movedim(a, 0).flatten(1).isfinite().all(1).sum()) for c, a in numbers]
+
+    tokens = prompt_of(stored(drafting, namespace), 3)
+    drafting.reset_prefix_cache()
+    assert inside(drafting, spoil) == {"ngram": 0, "eagle": 1, "draft_model": 6}[drafts["method"]]
+    answer = ask(drafting, tokens, namespace=namespace, selector="none")
+    assert answer.report.recomputed_tokens == 0
+    assert answer.report.reused_tokens == 216
+    for blocks in inside(drafting, sound):
+        assert blocks >= len(tokens) // ENGINE_ARGS["block_size"]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -121,18 +175,22 @@ async def test_several_at_once(drafting: Engine, namespace: str) -> None:
         assert_same(one, other)
 
 
-def test_a_conversation_finds_its_blended_blocks(drafting: Engine, namespace: str) -> None:
+def test_a_conversation_finds_its_blended_blocks(
+    drafting: Engine, drafts: dict[str, Any], namespace: str
+) -> None:
     """Blocks that were filled while drafts were tried and refused."""
     chunks = store_chunks(
         drafting, [random_tokens(seed, 90) for seed in (1, 2)], namespace=namespace
     )
     tokens = random_tokens(804, 70) + [token for chunk in chunks for token in chunk.tokens]
     tokens += random_tokens(806, 12)
-    first = ask(drafting, tokens, namespace=namespace)
+    first = ask(drafting, tokens, sampling=LONGER, namespace=namespace)
     later = [*tokens, *first.token_ids, *random_tokens(805, 40)]
     reuse = ReuseOptions(namespace=namespace)
     second = drafting.generate(later, sampling=LONG, reuse=reuse)
-    assert second.report.cached_tokens > len(tokens)
+    # vLLM computes the last block again that it finds, for the head to see what comes of it.
+    again = ENGINE_ARGS["block_size"] if drafts["method"] == "eagle" else 0
+    assert second.report.cached_tokens > len(tokens) - again
     assert_same(second, ask(drafting, later, namespace=namespace))
 
 
@@ -140,7 +198,7 @@ def test_other_drafts_are_refused_by_name(reader: Path, tmp_path: Path) -> None:
     transfer = transfer_config(
         place_of(tmp_path), index_url=None, reuse=ReuseOptions(), request_namespace=True
     )
-    drafts = {"method": "draft_model", "model": str(reader), "num_speculative_tokens": 2}
+    drafts = {**NGRAMS, "method": "ngram_gpu", "num_speculative_tokens": 2}
     arguments = {**ENGINE_ARGS, "speculative_config": drafts}
     _, obstacle = resolve(engine_arguments(str(reader), arguments), transfer)
-    assert obstacle == "speculative decoding is on with draft_model"
+    assert obstacle == "speculative decoding is on with ngram_gpu"

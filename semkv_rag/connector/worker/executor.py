@@ -46,6 +46,7 @@ from semkv_rag.connector.worker.chunk_memory import ChunkMemory
 from semkv_rag.connector.worker.gate import run_gate
 from semkv_rag.connector.worker.model.adapters import Adapters, adapters_of
 from semkv_rag.connector.worker.model.block_layout import find_layouts
+from semkv_rag.connector.worker.model.draft_kv import DraftKV
 from semkv_rag.connector.worker.model.kv_tap import KVTap
 from semkv_rag.connector.worker.model.latent import LatentLayer, attend_to_context
 from semkv_rag.connector.worker.model.model_view import Unservable, model_layers
@@ -139,7 +140,8 @@ class BlendExecutor:
             has_ahead = memory is not None or self._place.objects is not None
             self._is_first = rank == 0
             self._ahead = ReadingAhead(self._files) if has_ahead else None
-            self._queue = BlendQueue(self._blend_pass, self._open)
+            draft_kv = DraftKV(runner, self._config, layers, paged)
+            self._queue = BlendQueue(self._blend_pass, self._open, draft_kv)
             self._spoiling = Spoiling(paged, layouts)
             self._capture = ChunkCapture(
                 files,

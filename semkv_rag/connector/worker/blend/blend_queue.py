@@ -20,6 +20,7 @@ from semkv_rag.connector.messages import BlendResult, BlendTask
 from semkv_rag.connector.worker.blend.blend_pass import Blend, BlendPass
 from semkv_rag.connector.worker.blend.launch import Launch
 from semkv_rag.connector.worker.blend.stored_kv import LostKV, Sources
+from semkv_rag.connector.worker.model.draft_kv import DraftKV
 from semkv_rag.connector.worker.model.scattered import MOST_RUNS
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class BlendQueue:
 
     Args:
         open_sources: of a task's chunks.
+        draft_kv: of the model that drafts, in the paged cache.
 
     Attributes:
         results: of the blends that ended, by request; whoever takes them empties it.
@@ -42,8 +44,13 @@ class BlendQueue:
         computed: whether anything was computed in the last `advance`.
     """
 
-    def __init__(self, blend_pass: BlendPass, open_sources: Callable[[BlendTask], Sources]) -> None:
-        self._pass, self._open_sources = blend_pass, open_sources
+    def __init__(
+        self,
+        blend_pass: BlendPass,
+        open_sources: Callable[[BlendTask], Sources],
+        draft_kv: DraftKV,
+    ) -> None:
+        self._pass, self._open_sources, self._draft_kv = blend_pass, open_sources, draft_kv
         on_cpu = blend_pass.setting.model.paged.device.type == "cpu"
         self._enough = ENOUGH_ON_CPU if on_cpu else blend_pass.setting.piece_tokens
         self._active: dict[str, Blend] = {}
@@ -61,6 +68,7 @@ class BlendQueue:
         """Let blends begin; nothing of them is computed yet."""
         for task in tasks:
             try:
+                self._draft_kv.clear(task)
                 self._active[task.request_id] = self._pass.begin(task, self._open_sources(task))
             except Exception as fault:
                 self._fail(task, fault)
