@@ -20,6 +20,7 @@ from workbench.answers import assert_same
 from workbench.chunks import Tokens, random_tokens, store_chunks
 from workbench.engines import Engines
 from workbench.inside import open_chunk_files
+from workbench.tiny_models import LATENT, THREE_ROWS, WINDOWED
 
 SAMPLING = {"temperature": 0.0, "max_tokens": 24, "logprobs": 5, "ignore_eos": True}
 REQUESTS = 32
@@ -32,16 +33,24 @@ class Crowd:
     options: list[ReuseOptions]
 
 
-@pytest.fixture(scope="module")
-def crowd(engines: Engines, tiny_model: Callable[[str], Path]) -> Iterator[Crowd]:
-    args = {
-        # 40 blocks of 32 tokens: about four of the requests below fit at a time.
-        "num_gpu_blocks_override": 40,
-        "block_size": 32,
-        "max_num_batched_tokens": 128,
-        "max_num_seqs": 16,
-    }
-    with engines.own(tiny_model("qwen3"), **args) as engine:
+@pytest.fixture(
+    scope="module",
+    params=[
+        "qwen3",
+        *(pytest.param(arch, marks=pytest.mark.soak) for arch in (*WINDOWED, *LATENT, *THREE_ROWS)),
+    ],
+)
+def crowd(
+    request: pytest.FixtureRequest, engines: Engines, tiny_model: Callable[[str], Path]
+) -> Iterator[Crowd]:
+    # About four of the requests below fit at a time: 40 blocks of 32 tokens.
+    args = {"num_gpu_blocks_override": 40, "block_size": 32, "max_num_seqs": 16}
+    if request.param in LATENT:  # on a CPU without AMX in blocks of 16, and no prompt in parts
+        args |= {"num_gpu_blocks_override": 80, "block_size": 16}
+    else:
+        args |= {"max_num_batched_tokens": 128}
+    with engines.own(tiny_model(request.param), **args) as engine:
+        assert engine.gate.servable, engine.gate.reason
         tokens = [random_tokens(seed, 70 + seed) for seed in range(6)]
         chunks = store_chunks(engine, tokens, namespace="default")
         prompts, options = [], []

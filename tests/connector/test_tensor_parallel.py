@@ -23,7 +23,12 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("arch", ["qwen3", pytest.param("deepseek_v2", marks=pytest.mark.soak)])
+IN_SOAK = ("deepseek_v2", "gemma3_sliding", "gpt_oss", "mistral_sliding", "paddleocr_vl")
+
+
+@pytest.mark.parametrize(
+    "arch", ["qwen3", *(pytest.param(arch, marks=pytest.mark.soak) for arch in IN_SOAK)]
+)
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a core for each of two ranks")
 def test_two_ranks_answer_as_one(
     arch: str,
