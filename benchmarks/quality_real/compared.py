@@ -17,7 +17,7 @@ from semkv_rag.config import PRESETS
 
 NOTHING = torch.zeros(0, dtype=torch.int64)
 CHARGES = (0.05, 0.1, 0.15, 0.2)
-RATIOS = (0.1, 0.12, 0.14)
+RATIOS = (0.1, 0.12, 0.14, 0.3, 0.5)
 
 Way = Callable[["Compared"], Outcome | None]
 

@@ -255,8 +255,7 @@ class Stored:
         outcome = self.blended(picked, cost)
         if weighed is not None:
             change = self.seen_change(scores, picked, weighed)
-            share = left_share(weighed[1:].mean(0), picked)
-            outcome.risk |= {"left": share, "change": change, "loss": expected_loss(share, change)}
+            outcome.risk |= self.risk(left_share(weighed[1:].mean(0), picked), change)
         return outcome
 
     def seen_change(self, scores: Tensor, picked: Tensor, weighed: Tensor) -> float:
@@ -277,10 +276,14 @@ class Stored:
         picked = pick(scores, count)
         spent = round(first.charged * self.network.layers * self.context.end)
         outcome = self.blended(picked, spent)
-        share = left_share(total, picked)
-        change = first.risk["change"]
-        outcome.risk |= {"left": share, "change": change, "loss": expected_loss(share, change)}
+        outcome.risk |= self.risk(left_share(total, picked), first.risk["change"])
         return outcome
+
+    def risk(self, share: float, change: float) -> dict[str, float]:
+        """What is expected, and of what."""
+        count = len(self.candidates)
+        loss = expected_loss(share, change, count)
+        return {"left": share, "change": change, "reused": count, "loss": loss}
 
     def ratio_asked(self, charge: float) -> float:
         """The ratio at which a rule that asks the question is charged so much, at least 0."""

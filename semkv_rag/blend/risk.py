@@ -6,11 +6,14 @@ not how much: that depends on what stands before it in this prompt. The tokens t
 tell: their stored and their fresh V are both known. So the estimate takes
 
 * `left_share`: of attention times sensitivity, the share of the tokens that stay as stored;
-* `change`: how far the computed tokens' V were off, as a multiple of their sensitivity, by attention.
+* `change`: how far the computed tokens' V were off, as a multiple of their sensitivity, by attention;
+* how many tokens are reused: the others are a little off, too, and their errors reach the answer through
+  tokens that the question does not look at.
 
-Both are ratios, without a model's own units. The expected loss is a power of each, fitted to two models
-of different families; `docs/quality-real.md` says how well it holds on contexts that it was not fitted
-to.
+The first two are ratios, without a model's own units. In short prompts the loss goes with the square of
+the share, in long ones with the share and the number of tokens; it was fitted to two models of different
+families and prompts of 600 to 7,000 tokens. `docs/quality-real.md` says how well it holds on contexts
+that it was not fitted to.
 """
 
 from __future__ import annotations
@@ -18,11 +21,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-FACTOR = 0.17
-"""The loss, nats a token, where all that is asked for stays as stored and is off by its sensitivity:
-above what 95 of 100 draws of either of two models' contexts give, in each part of the range."""
-SHARE_POWER = 2.0
-CHANGE_POWER = 1.0
+FACTOR = 0.1
+"""The loss, nats a token, where all that is asked for stays as stored and is off by its sensitivity, in a
+prompt without length. Above what either model loses wherever `ratio="auto"` stops."""
+LONG = 1000
+"""With so many reused tokens it is twice as much."""
 
 SAMPLED = 32
 """Of the computed tokens, so many at most are looked at: those with the highest scores."""
@@ -32,14 +35,15 @@ WORTH = 0.5
 """Where more than this share of the reused tokens were needed, all are computed."""
 
 
-def expected_loss(left_share: float, change: float) -> float:
+def expected_loss(left_share: float, change: float, tokens: int) -> float:
     """The expected mean KL divergence from full prefill over the answer's tokens, nats a token.
 
     Args:
         left_share: 0 to 1.
         change: 0 and above.
+        tokens: that are reused behind another context, the computed ones among them.
     """
-    return float(FACTOR * left_share**SHARE_POWER * change**CHANGE_POWER)
+    return FACTOR * change * left_share * (left_share + tokens / LONG)
 
 
 def left_share(weighed: Tensor, picked: Tensor) -> float:
@@ -65,7 +69,8 @@ def needed(weighed: Tensor, scores: Tensor, change: float, promise: float) -> in
     """
     order = torch.sort(scores, descending=True, stable=True).indices
     left = 1 - weighed[order].cumsum(0) / weighed.sum().clamp_min(1e-30)
-    losses = FACTOR * left.clamp_min(0) ** SHARE_POWER * change**CHANGE_POWER
+    left = left.clamp_min(0)
+    losses = FACTOR * change * left * (left + len(scores) / LONG)
     enough = torch.nonzero(losses <= promise).flatten()
     count = int(enough[0]) + 1 if promise > 0 and len(enough) else len(scores)
     return count if count <= WORTH * len(scores) else len(scores)

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from semkv_rag.corpus import Capturer
     from semkv_rag.engine import Engine
 
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Of vLLM's `max_lora_rank`."""
-
 
 @dataclass(frozen=True)
 class Lora:
@@ -35,8 +32,9 @@ class Lora:
         Args:
             given: the user's own, which hold.
         """
-        rank = next((one for one in RANKS if one >= self.rank), self.rank)
-        return {"max_lora_rank": rank, **given, "enable_lora": True}
+        from semkv_rag.engine.launch import largest_rank
+
+        return {"max_lora_rank": largest_rank(self.rank), **given, "enable_lora": True}
 
     def fingerprint(self, model: str, arguments: dict[str, Any]) -> str:
         """What its chunks are stored under."""

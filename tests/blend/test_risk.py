@@ -6,15 +6,30 @@ import pytest
 import torch
 
 from semkv_rag.blend import expected_loss, left_share, needed, pick
-from semkv_rag.blend.risk import FACTOR, WORTH
+from semkv_rag.blend.risk import FACTOR, LONG, WORTH
 
 WEIGHED = torch.tensor([0.5, 0.0, 0.3, 0.1, 0.05, 0.03, 0.01, 0.01, 0.0, 0.0])
 
 
 def test_what_is_right_is_off_by_nothing() -> None:
-    assert expected_loss(0.0, 3.0) == expected_loss(1.0, 0.0) == 0.0
-    assert expected_loss(1.0, 1.0) == FACTOR
-    assert expected_loss(0.5, 1.0) < expected_loss(0.6, 1.0) < expected_loss(0.6, 1.1)
+    assert expected_loss(0.0, 3.0, 4000) == expected_loss(1.0, 0.0, 4000) == 0.0
+    assert expected_loss(1.0, 1.0, 0) == FACTOR
+    assert (
+        expected_loss(0.5, 1.0, 400) < expected_loss(0.6, 1.0, 400) < expected_loss(0.6, 1.1, 400)
+    )
+
+
+def test_more_is_lost_in_longer_prompts() -> None:
+    """Means that were seen on real models, nats a token, are below what is expected, and not far."""
+    assert expected_loss(1.0, 1.0, LONG) == pytest.approx(2 * FACTOR)
+    for share, change, tokens, seen in (
+        (0.38, 1.23, 400, 0.0076),  # SmolLM2
+        (0.20, 1.35, 4000, 0.0437),
+        (0.15, 1.58, 6800, 0.0477),
+        (0.39, 1.70, 450, 0.0145),  # Qwen2.5-Coder-0.5B
+        (0.34, 1.47, 1950, 0.0961),
+    ):
+        assert seen <= expected_loss(share, change, tokens) <= 6 * seen
 
 
 def test_what_stays_is_counted_by_what_is_asked_for() -> None:
@@ -32,7 +47,7 @@ def test_as_many_as_needed_and_not_one_more(change: float, promise: float) -> No
     count = needed(WEIGHED, WEIGHED, change, promise)
 
     def loss(count: int) -> float:
-        return expected_loss(left_share(WEIGHED, pick(WEIGHED, count)), change)
+        return expected_loss(left_share(WEIGHED, pick(WEIGHED, count)), change, len(WEIGHED))
 
     if count == len(WEIGHED):
         assert loss(int(WORTH * len(WEIGHED))) > promise

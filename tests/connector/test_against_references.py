@@ -177,7 +177,7 @@ def test_the_risk_is_of_what_the_reference_sees(pair: Pair, prompt: str) -> None
     columns = masks(plan, len(tokens))[1].nonzero().flatten()
     stale = ~torch.isin(columns, torch.tensor(result.picked))
     share = float(weighed[stale].sum() / weighed.sum())
-    assert answer.report.risk == pytest.approx(expected_loss(share, change), rel=0.02)
+    assert answer.report.risk == pytest.approx(expected_loss(share, change, len(columns)), rel=0.02)
 
 
 def test_what_is_right_has_no_risk_and_other_selectors_tell_none(pair: Pair) -> None:

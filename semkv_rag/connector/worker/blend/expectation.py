@@ -68,7 +68,8 @@ class Expectation:
         """Nats a token; None where nothing was seen."""
         if self._change is None:
             return None
-        return expected_loss(left_share(self._weighed, picked), self._change)
+        share = left_share(self._weighed, picked)
+        return expected_loss(share, self._change, len(self._weighed))
 
     def pick_for(self, promise: float, scores: Tensor) -> Tensor:
         """The candidates that have to be computed for `promise`; all where that cannot be told."""
