@@ -45,6 +45,14 @@ SHAPE: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": MAX_POSITIONS,
 }
+VISION: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": IMAGE_SIZE,
+    "patch_size": PATCH_SIZE,
+}
 TOKENS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 1}
 
 
@@ -205,14 +213,7 @@ def _paddleocr_vl() -> transformers.PretrainedConfig:
     return transformers.PaddleOCRVLConfig(
         image_token_id=IMAGE_TOKEN,
         tie_word_embeddings=False,
-        vision_config={
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "image_size": IMAGE_SIZE,
-            "patch_size": PATCH_SIZE,
-        },
+        vision_config=VISION,
         text_config={**shape, **TOKENS, "rope_parameters": rope, "tie_word_embeddings": False},
     )
 
@@ -277,15 +278,7 @@ UNSERVABLE: dict[str, Callable[[], transformers.PretrainedConfig]] = {
 
 def _llava() -> transformers.PretrainedConfig:
     # In vLLM with `model_impl="transformers"`: its own class wants torchvision.
-    vision = transformers.CLIPVisionConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        image_size=IMAGE_SIZE,
-        patch_size=PATCH_SIZE,
-        projection_dim=64,
-    )
+    vision = transformers.CLIPVisionConfig(**VISION, projection_dim=64)
     text = transformers.LlamaConfig(**SHAPE | {"vocab_size": IMAGE_TOKEN + 1}, **TOKENS)
     return transformers.LlavaConfig(
         vision_config=vision,
@@ -302,14 +295,7 @@ def _idefics3() -> transformers.PretrainedConfig:
         scale_factor=2,
         pad_token_id=TOKENS["pad_token_id"],
         tie_word_embeddings=False,
-        vision_config={
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "image_size": IMAGE_SIZE,
-            "patch_size": PATCH_SIZE,
-        },
+        vision_config=VISION,
         text_config=_text_of_images(IMAGE_TOKEN + 1 + len(_IDEFICS3_MARKS)),
     )
 
@@ -377,7 +363,9 @@ def build_tiny_model(arch: str, folder: Path, *, seed: int = 0) -> Path:
     kind: Any = transformers.AutoModelForCausalLM
     if arch in IMAGE_PROMPTS:
         kind = transformers.AutoModelForImageTextToText
-    model = kind.from_config(config, dtype=torch.float32)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)  # some biases start at random
+        model = kind.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator) * std
