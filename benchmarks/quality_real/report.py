@@ -140,7 +140,8 @@ def right_answers(rows: Sequence[Row]) -> str:
         f"| full prefill | {sum(row['full'] == 1 for row in some)} | | |",
     ]
     for way in _ways(some):
-        pairs = [(row["full"] == 1, row["ways"][way]["score"] == 1) for row in some]
+        asked = [row for row in some if way in row["ways"]]
+        pairs = [(row["full"] == 1, row["ways"][way]["score"] == 1) for row in asked]
         lines.append(
             f"| {told(way)} | {sum(mine for _, mine in pairs)} "
             f"| {sum(mine and not full for full, mine in pairs)} "

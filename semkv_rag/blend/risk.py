@@ -21,11 +21,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-FACTOR = 0.1
-"""The loss, nats a token, where all that is asked for stays as stored and is off by its sensitivity, in a
-prompt without length. Above what either model loses wherever `ratio="auto"` stops."""
-LONG = 1000
-"""With so many reused tokens it is twice as much."""
+SHARE_SQUARED = 0.12
+SHARE_AND_LENGTH = 0.07
+"""The loss, nats a token, where all that is asked for stays as stored and is off by its sensitivity: the
+first in any prompt, the second for each thousand of reused tokens. Both together are above what either
+model loses wherever `ratio="auto"` stops."""
 
 SAMPLED = 32
 """Of the computed tokens, so many at most are looked at: those with the highest scores."""
@@ -43,7 +43,7 @@ def expected_loss(left_share: float, change: float, tokens: int) -> float:
         change: 0 and above.
         tokens: that are reused behind another context, the computed ones among them.
     """
-    return FACTOR * change * left_share * (left_share + tokens / LONG)
+    return change * left_share * (SHARE_SQUARED * left_share + SHARE_AND_LENGTH * tokens / 1000)
 
 
 def left_share(weighed: Tensor, picked: Tensor) -> float:
@@ -70,7 +70,7 @@ def needed(weighed: Tensor, scores: Tensor, change: float, promise: float) -> in
     order = torch.sort(scores, descending=True, stable=True).indices
     left = 1 - weighed[order].cumsum(0) / weighed.sum().clamp_min(1e-30)
     left = left.clamp_min(0)
-    losses = FACTOR * change * left * (left + len(scores) / LONG)
+    losses = change * left * (SHARE_SQUARED * left + SHARE_AND_LENGTH * len(scores) / 1000)
     enough = torch.nonzero(losses <= promise).flatten()
     count = int(enough[0]) + 1 if promise > 0 and len(enough) else len(scores)
     return count if count <= WORTH * len(scores) else len(scores)
