@@ -77,7 +77,7 @@ def test_damaged_chunks_are_named(semkv: Semkv, root: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_it_goes_on(tmp_path: Path) -> None:
-    count = 40
+    count = 150  # enough for a starved reader to see some done and some not
     with KVStore(tmp_path) as store:
         for seed in range(count):
             made.put(store, seed)
