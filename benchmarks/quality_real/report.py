@@ -142,8 +142,9 @@ def right_answers(rows: Sequence[Row]) -> str:
     for way in _ways(some):
         asked = [row for row in some if way in row["ways"]]
         pairs = [(row["full"] == 1, row["ways"][way]["score"] == 1) for row in asked]
+        of = "" if len(asked) == len(some) else f" (of {len(asked)})"
         lines.append(
-            f"| {told(way)} | {sum(mine for _, mine in pairs)} "
+            f"| {told(way)}{of} | {sum(mine for _, mine in pairs)} "
             f"| {sum(mine and not full for full, mine in pairs)} "
             f"| {sum(full and not mine for full, mine in pairs)} |"
         )
@@ -185,6 +186,23 @@ def reliability(rows: Sequence[Row], bins: int = 6) -> str:
             f"| {part[0][0]:.4f} to {part[-1][0]:.4f} | {len(part)} | {part[:, 0].mean():.4f} "
             f"| {drawn[0]:.4f} [{drawn[1]:.4f}, {drawn[2]:.4f}] |"
         )
+    return "\n".join(lines)
+
+
+def expectations(rows: Sequence[Row]) -> str:
+    """The table of expected and observed means, of each way that estimates its loss."""
+    lines = ["| | blends (contexts) | mean expected | mean KL |", "|---|---|---|---|"]
+    for way in _ways(rows):
+        having = [row for row in rows if way in row["ways"]]
+        seen = [row for row in having if "loss" in row["ways"][way]["risk"]]
+        if seen:
+            contexts = len({row["context"] for row in seen})
+            expected = np.mean([row["ways"][way]["risk"]["loss"] for row in seen])
+            kl = _interval(seen, lambda some, way=way: np.mean(_each(some, way, "kl")))
+            lines.append(
+                f"| {told(way)} | {len(seen)} ({contexts}) | {expected:.4f} "
+                f"| {kl[0]:.4f} [{kl[1]:.4f}, {kl[2]:.4f}] |"
+            )
     return "\n".join(lines)
 
 
@@ -304,6 +322,8 @@ def main() -> None:
         if OURS in ways and theirs in ways:
             print(f"\n{told(OURS)}, less {told(theirs)}: {against(every, OURS, theirs)}")
     if risks(every):
+        for part in parts.values():
+            print("\n" + expectations(part))
         print("\n" + reliability(every))
     if arguments.plot is not None:
         from matplotlib.figure import Figure

@@ -32,9 +32,9 @@ class Lora:
         Args:
             given: the user's own, which hold.
         """
-        from semkv_rag.engine.launch import largest_rank
+        from semkv_rag.engine.launch import max_lora_rank
 
-        return {"max_lora_rank": largest_rank(self.rank), **given, "enable_lora": True}
+        return {"max_lora_rank": max_lora_rank(self.rank), **given, "enable_lora": True}
 
     def fingerprint(self, model: str, arguments: dict[str, Any]) -> str:
         """What its chunks are stored under."""

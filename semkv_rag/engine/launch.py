@@ -264,6 +264,6 @@ def adapter_fingerprint(model: str, path: str, **engine_args: Any) -> str:
     return adapter_model(config_fingerprint(config), adapter_digest(path), config.lora_config)
 
 
-def largest_rank(rank: int) -> int:
+def max_lora_rank(rank: int) -> int:
     """vLLM's `max_lora_rank` for an adapter of a rank; the rank itself where vLLM has none."""
     return next((one for one in get_args(MaxLoRARanks) if one >= rank), rank)

@@ -148,6 +148,8 @@ class RequestPlanner:
     def _admit(self, request: Request) -> None:
         params, skip = wishes_in(request, any_namespace=self._request_namespace)
         capture = params.pop(CAPTURE_KEY, None)
+        if self._image_grids and request.mm_features:
+            capture = None
         near = params.pop(NEAR_IMAGES_KEY, {})
         store_images = bool(params.pop(STORE_IMAGES_KEY, False))
         answer = int(params.pop(ANSWER_TOKENS_KEY, 0))
@@ -202,8 +204,6 @@ class RequestPlanner:
         if capture is not None and capture.get("in_passing"):
             # What is computed behind reused KV is the prompt's own only where that is exact.
             own = plan is None or (capture["behind_exact"] and plan.is_exact_prompt_prefix)
-            if self._image_grids and tracked.request.mm_features:
-                own = False
             if tracked.report.kv_cache == "skip" or not own:
                 tracked.capture = None
         if plan is not None:
@@ -234,6 +234,8 @@ class RequestPlanner:
             prompt = tracked.matchable()
             end = first_to_compute(spans, tracked.images)
             plan = make_plan(spans, len(prompt), tracked.options, end)
+            if spans and end is not None and end <= spans[0].dst:
+                reason = "its stored chunks stand behind an image, whose KV is not stored"
             sooner = None if plan is None else self.pace.why_not(plan)
             if plan is not None and sooner is None:
                 tracked.plan = self._conversations.with_earlier_question(
