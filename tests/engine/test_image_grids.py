@@ -119,7 +119,10 @@ def test_chunks_behind_an_image_are_computed(
     answer = ask(engine, asked, namespace=namespace, selector="none")
     assert (answer.report.reused_tokens, answer.report.exact_tokens) == (0, 0)
     assert answer.report.kv_cache == "miss"
-    assert answer.report.reason == "its stored chunks stand behind an image, whose KV is not stored"
+    assert answer.report.reason == (
+        "its stored chunks stand behind an image, whose KV is not stored"
+        "; the features of the image are not stored"
+    )
     assert_same(answer, plain(engine, asked))
 
 
