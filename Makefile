@@ -47,7 +47,7 @@ UNPACK := const fs = require("fs"), packed = fs.readFileSync("chromium.br"); \
 	fs.writeFileSync("chromium", require("zlib").brotliDecompressSync(packed), {mode: 0o755})
 
 # What takes long, and loops of kills and faults. make soak ROUNDS=10: loops for a night.
-soak: setup build/triton/.ready build/sbom/.ready build/deploy/.ready
+soak: setup build/triton/.ready build/sbom/.ready build/deploy/.ready $(if $(call has,npm),build/azurite/.ready)
 	SOAK_ROUNDS=$(or $(ROUNDS),1) $(PYTEST) -m soak --ignore $(FLEET) --durations 0 --durations-min 1
 	SOAK_ROUNDS=$(or $(ROUNDS),1) $(RUN) -m pytest -m soak $(FLEET) --durations 0 --durations-min 1
 
@@ -58,6 +58,12 @@ FLEET := tests/soak/test_fleet.py
 build/triton/.ready: $(READY)
 	$(RUN) -m pip install --quiet --no-deps --target build/triton -r requirements/triton.txt
 	@touch $@
+
+# Azure's blob storage on this machine.
+build/azurite/.ready:
+	@mkdir -p $(@D)
+	@npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(@D) azurite@3.37.0 && touch $@ \
+		|| echo "No Azurite could be fetched: the tests of Azure are skipped."
 
 # The tests of the connector with vLLM's defaults of a GPU: its second model runner and asynchronous scheduling.
 second-runner: setup build/triton/.ready

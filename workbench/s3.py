@@ -9,19 +9,15 @@ from __future__ import annotations
 import atexit
 import http.client
 import secrets
-import signal
 import socket
 import socketserver
-import subprocess
 import sys
 import threading
-import time
 from functools import cache
 from typing import Final, Literal
 
-from workbench.postgres import end_with_parent
+from workbench.local_server import LocalServer, free_port
 
-STARTING_S: Final = 60.0
 ENVIRONMENT: Final = {
     "AWS_ACCESS_KEY_ID": "semkv-test-key",
     "AWS_SECRET_ACCESS_KEY": "semkv-test-secret",
@@ -33,7 +29,7 @@ ENVIRONMENT: Final = {
 Fault = Literal["none", "away", "hanging", "slow", "error 500", "half bodies"]
 
 
-class S3Server:
+class S3Server(LocalServer):
     """A server of its own, started at once; a context manager.
 
     Raises:
@@ -41,33 +37,10 @@ class S3Server:
     """
 
     def __init__(self) -> None:
-        self.port = _free_port()
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the tests
-            preexec_fn=end_with_parent,
+        super().__init__(
+            "S3",
+            lambda port: [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         )
-        until = time.monotonic() + STARTING_S
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > until:
-                self.close()
-                raise RuntimeError("the S3 server does not start")
-            time.sleep(0.05)
-
-    def __enter__(self) -> S3Server:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
-
-    @property
-    def endpoint(self) -> str:
-        """What `AWS_ENDPOINT_URL` is to be."""
-        return f"http://127.0.0.1:{self.port}"
 
     def bucket(self) -> str:
         """The name of a new, empty bucket."""
@@ -80,19 +53,6 @@ class S3Server:
         finally:
             connection.close()
         return name
-
-    def close(self) -> None:
-        """Stop it; may be called again."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGKILL)  # nobody needs what it holds
-            self._process.wait()
-
-    def _answers(self) -> bool:
-        try:
-            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-        except OSError:
-            return False
-        return True
 
 
 class FaultProxy:
@@ -113,7 +73,7 @@ class FaultProxy:
 
     def __init__(self, port: int) -> None:
         self._server_port = port
-        self.port = _free_port()
+        self.port = free_port()
         self.requests = 0
         self._fault: Fault = "none"
         self._ended = threading.Event()
@@ -235,9 +195,3 @@ def _closing(request: bytes) -> bytes:
     head, gap, body = request.partition(b"\r\n\r\n")
     kept = [one for one in head.split(b"\r\n") if not one.lower().startswith(b"connection:")]
     return b"\r\n".join([*kept, b"Connection: close"]) + gap + body
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])

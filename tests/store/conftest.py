@@ -9,7 +9,7 @@ import pytest
 
 from semkv_rag.store import KVStore
 from tests.store.shared import Shared, environment, shared_store
-from workbench import postgres, s3
+from workbench import azure, postgres, s3
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
@@ -28,10 +28,18 @@ def store(tmp_path: Path, index_url: str | None) -> Iterator[KVStore]:
         yield opened
 
 
-@pytest.fixture
-def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shared]:
+@pytest.fixture(params=["s3", pytest.param("azure", marks=pytest.mark.soak)])
+def shared(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Shared]:
     """A store whose files are in an object store and whose index is on PostgreSQL."""
-    for name, value in environment(s3.shared().endpoint).items():
+    if request.param == "azure" and azure.program() is None:
+        pytest.skip("Azurite could not be fetched: npm is missing, or fetches nothing")
+    if request.param == "azure":
+        variables, bucket = azure.shared().environment, f"az://{azure.shared().container()}"
+    else:
+        variables, bucket = environment(s3.shared().endpoint), f"s3://{s3.shared().bucket()}"
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with shared_store(tmp_path) as opened:
+    with shared_store(tmp_path, bucket) as opened:
         yield opened

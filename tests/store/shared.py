@@ -1,4 +1,4 @@
-"""Stores over an S3 server of the tests and an index on PostgreSQL."""
+"""Stores over an object store of the tests, mostly an S3 server, and an index on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ class Shared:
 
 
 @contextmanager
-def shared_store(folder: Path) -> Iterator[Shared]:
-    """A new bucket and an empty index."""
+def shared_store(folder: Path, bucket: str | None = None) -> Iterator[Shared]:
+    """A bucket, a new one of the S3 server where none is named, and an empty index."""
+    bucket = bucket or f"s3://{s3.shared().bucket()}"
     with postgres.shared().schema() as index_url:
-        yield Shared(f"s3://{s3.shared().bucket()}/some/prefix", index_url, folder)
+        yield Shared(f"{bucket}/some/prefix", index_url, folder)
 
 
 def environment(endpoint: str) -> Mapping[str, str]:

@@ -29,7 +29,15 @@ WRITE_S: Final = 30.0
 AT_ONCE: Final = 16
 _PART_BYTES: Final = 8 << 20
 _LONGEST_TEXT: Final = 200
-_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_ENDPOINTS: Final = (
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT",
+    "AZURE_STORAGE_ENDPOINT",
+    "AZURE_ENDPOINT",
+)
+_NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound")
+"""How S3 and Google, and Azure, say that the bucket is missing, not the object."""
 
 
 Result = TypeVar("Result")
@@ -153,7 +161,7 @@ class Objects:
             try:
                 return call()
             except FileNotFoundError as error:
-                if "NoSuchBucket" in str(error):
+                if any(text in str(error) for text in _NO_BUCKET):
                     raise ObjectStoreError("its bucket is not there") from None
                 return None
 
