@@ -63,7 +63,6 @@ STARTS_ENGINES = {*SHARED, "engine", "engines"}
 
 # What takes minutes begins first, so that both processes end at about the same time.
 LONGEST = (
-    "ray",
     "server",
     "tests/docs/test_blocks.py",
     "tests/connector/test_architectures.py",

@@ -1,9 +1,10 @@
 """Two engines with a core each on Ray, against one engine with both cores.
 
-    python -m benchmarks.on_ray MODEL DOCUMENTS… --pairs 3 --json build/on_ray.json
+    python -m benchmarks.on_ray MODEL DOCUMENTS… --pairs 3
 
 Runs `semkv precompute` as a user does, with and without `--ray`, in turn, each into an empty store.
 Reported are the seconds of splitting and computing, without the engines' start, and those of the whole.
+Writes build/bench/on_ray.json.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 # Ray's processes give way to all others otherwise, and one engine's do not.
 ENVIRONMENT = {"RAY_worker_niceness": str(os.nice(0)), "HF_HUB_OFFLINE": "1"}
+KEPT = ("tokens", "computing_seconds", "seconds")
 
 
 def run(
@@ -49,14 +51,13 @@ def main() -> None:
         action="append",
         default=["dtype=bfloat16", f"kv_cache_memory_bytes={1 << 30}"],
     )
-    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     pairs = []
     for number in range(given.pairs):
         pair = {}
         for on_ray in (False, True) if number % 2 == 0 else (True, False):
             result = run(given.model, given.documents, given.engine_arg, on_ray=on_ray)
-            pair["ray" if on_ray else "one"] = result
+            pair["ray" if on_ray else "one"] = {name: result[name] for name in KEPT}
             print(
                 f"{'ray' if on_ray else 'one'}: {result['tokens']:,} tokens in"
                 f" {result['computing_seconds']:.1f} s, {result['seconds']:.1f} s with the start",
@@ -70,9 +71,14 @@ def main() -> None:
             f"ray / one, {name}: {statistics.median(values):.2f}"
             f" ({min(values):.2f} to {max(values):.2f}, {len(values)} pairs)"
         )
-    if given.json:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps({"pairs": pairs, "cores": os.cpu_count()}, indent=2))
+    # Imported here, as it reserves a core for the engines of this process, of which there are none.
+    from workbench.figures import save
+
+    path = save(
+        "on_ray",
+        {"model": Path(given.model).name, "documents": len(given.documents), "pairs": pairs},
+    )
+    print(f"written to {path}")
 
 
 if __name__ == "__main__":

@@ -45,9 +45,7 @@ class Engines:
         """
         if "store" not in arguments:
             arguments["store"] = self._folder(model.name)
-        return Engine(
-            str(model), **{**ENGINE_ARGS, **ARGS_OF_MODEL.get(model.name, {}), **arguments}
-        )
+        return Engine(model, **{**ENGINE_ARGS, **ARGS_OF_MODEL.get(model.name, {}), **arguments})
 
     def close(self) -> None:
         """End those that are kept."""

@@ -1,8 +1,9 @@
-"""Tables of docs/results.md with one row for each thing that was measured: plans, codecs, metrics."""
+"""Tables of docs/results.md with one row for each thing measured: plans, Ray, codecs, metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 PARTS = {
@@ -20,6 +21,21 @@ def plan_lines(figures: Mapping[str, Any]) -> list[list[str]]:
     for row in figures["rows"]:
         both = [f"{row[name]:,.1f}" for name in ("planned", "measured")]
         lines.append([row["what"], *both, f"{row['planned'] / row['measured']:.2f}"])
+    return lines
+
+
+def ray_lines(figures: Mapping[str, Any]) -> list[list[str]]:
+    """A row for each kind of time, of both ways: medians, and their ratios in pairs."""
+    pairs = figures["pairs"]
+    lines = [["seconds", "one engine", "two on Ray", "Ray / one, in pairs"], ["---"] * 4]
+    for title, key in (
+        ("splitting and computing", "computing_seconds"),
+        ("with the start", "seconds"),
+    ):
+        ratios = [pair["ray"][key] / pair["one"][key] for pair in pairs]
+        ways = [f"{median(pair[way][key] for pair in pairs):.1f}" for way in ("one", "ray")]
+        spread = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        lines.append([title, *ways, spread])
     return lines
 
 

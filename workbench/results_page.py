@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.results_more import codec_lines, observing_lines, plan_lines
+from workbench.results_more import codec_lines, observing_lines, plan_lines, ray_lines
 from workbench.settings import ROOT
 
 DATA = ROOT / "docs" / "results"
@@ -47,6 +47,7 @@ def table(figures: Mapping[str, Any]) -> str:
         "matcher": matcher_lines,
         "opening": opening_lines,
         "plan": plan_lines,
+        "on_ray": ray_lines,
         "codecs": codec_lines,
         "observing": observing_lines,
     }

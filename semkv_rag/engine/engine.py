@@ -69,7 +69,7 @@ class Engine(OpenAIAnswers, Storing, Checking, Counted, Closing):
         engine_args: fields of vLLM's `AsyncEngineArgs`, such as `dtype` or `max_model_len`.
 
     Attributes:
-        model: as given.
+        model: its folder or name.
         tokenizer: the model's Hugging Face tokenizer.
         max_model_len: the context window, in tokens.
         kv_bytes_per_token: what a token's KV takes in the store.
@@ -87,7 +87,7 @@ class Engine(OpenAIAnswers, Storing, Checking, Counted, Closing):
 
     def __init__(
         self,
-        model: str,
+        model: str | Path,
         *,
         store: str | Path | StorePlace | None = None,
         index_url: str | None = None,
@@ -108,8 +108,8 @@ class Engine(OpenAIAnswers, Storing, Checking, Counted, Closing):
             raise OptionError("ram_bytes needs a store: pass store=…")
         if codec_named(codec).name != PLAIN and store is None:
             raise OptionError("codec needs a store: pass store=…")
+        self.model = model = str(model)
         check_model(model, engine_args.get("download_dir"))
-        self.model = model
         self.reuse = reuse or ReuseOptions()
         self._llm: ReportingLLM | None = None
         self._ids = itertools.count()

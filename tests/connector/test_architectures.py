@@ -16,8 +16,18 @@ from workbench.engines import Engines
 ON_VLLM_CLASSES = ("llama", "qwen3", "qwen2_yarn", "qwen2_moe", "gemma2", "gptj", "deepseek_v2")
 ON_TRANSFORMERS_BACKEND = ("olmo2", "glm", "phi")
 SERVED = ON_VLLM_CLASSES + ON_TRANSFORMERS_BACKEND
+ALWAYS = ("llama", "qwen2_yarn", "qwen2_moe", "gptj", "glm")
+"""One of each kind of rotation and of model class; the others in `make soak`, but where
+`test_layer_kinds.py` has them."""
 IN_BFLOAT16 = ("llama", "glm")
-"""One of each kind; the others in `make soak`."""
+"""The same in bfloat16."""
+
+
+def in_soak_but(always: tuple[str, ...]) -> list[object]:
+    """All architectures, of which only these are tested each time."""
+    return [
+        arch if arch in always else pytest.param(arch, marks=pytest.mark.soak) for arch in SERVED
+    ]
 
 
 @dataclass
@@ -28,7 +38,7 @@ class Served:
     chunks: list[Stored]
 
 
-@pytest.fixture(scope="module", params=SERVED)
+@pytest.fixture(scope="module", params=in_soak_but(ALWAYS))
 def served(
     request: pytest.FixtureRequest, engines: Engines, tiny_model: Callable[[str], Path]
 ) -> Iterator[Served]:
@@ -84,13 +94,7 @@ def test_reusing_without_recomputing_is_not_plain(served: Served) -> None:
     assert answer.logprobs != plain(served.engine, prompt).logprobs
 
 
-@pytest.mark.parametrize(
-    "arch",
-    [
-        arch if arch in IN_BFLOAT16 else pytest.param(arch, marks=pytest.mark.soak)
-        for arch in SERVED
-    ],
-)
+@pytest.mark.parametrize("arch", in_soak_but(IN_BFLOAT16))
 def test_bfloat16_gives_the_same_tokens(
     arch: str, engines: Engines, tiny_model: Callable[[str], Path]
 ) -> None:

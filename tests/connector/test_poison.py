@@ -51,7 +51,14 @@ def nothing_left(engine: Engine) -> bool:
     return inside(engine, look)
 
 
-@pytest.mark.parametrize("place", ["first layer K", "first layer V", "a middle K", "last layer V"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "first layer K",
+        "last layer V",
+        *(pytest.param(place, marks=pytest.mark.soak) for place in ("first layer V", "a middle K")),
+    ],
+)
 @pytest.mark.parametrize("kind", VALUES)
 def test_a_value_that_no_model_computes(
     small: Engine, expected: list[Completion], namespace: str, kind: str, place: str

@@ -17,7 +17,7 @@ from semkv_rag.store import ChunkFile, KVStore
 from workbench.engines import Engines
 from workbench.settings import ENGINE_ARGS
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.soak]
 
 HOW: dict[str, Any] = {"chunk_tokens": 32, "prefix": "answer by these passages :"}
 

@@ -12,6 +12,7 @@ import pytest
 from semkv_rag.errors import StoreError
 from semkv_rag.store import KVStore
 from tests.store import made
+from tests.store.databases import BOTH_IN_SOAK
 from tests.store.disk import Disk, watched
 from tests.store.promises import Account, Step
 
@@ -76,6 +77,7 @@ def tried_with_a_fault(disk: Disk, number: int, do: Callable[[], None]) -> bool:
 
 
 @pytest.mark.slow
+@BOTH_IN_SOAK
 @pytest.mark.parametrize("name", STEPS)
 def test_a_fault_loses_no_promise_and_the_next_try_works(
     tmp_path: Path, index_url: str | None, name: str

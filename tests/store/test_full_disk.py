@@ -100,7 +100,7 @@ def verify(store: KVStore) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("opened", ["before", "after"])
+@pytest.mark.parametrize("opened", ["before", pytest.param("after", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("free", [evict, remove, remove_source, verify])
 def test_taking_away(disk: Path, free: Callable[[KVStore], None], opened: str) -> None:
     store = KVStore(disk / "store")

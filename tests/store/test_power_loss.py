@@ -90,8 +90,14 @@ def test_power_goes_and_takes_some_of_it(disk: Disk, tmp_path: Path) -> None:
         check_after_loss(model, ledger, tmp_path / str(number), random.Random(number))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mended_by", ["the same again", "repair", "rebuild"])
+@pytest.mark.s @ pytest.mark.parametrize(
+    "mended_by",
+    [
+        "repair",
+        pytest.param("the same again", marks=pytest.mark.soak),
+        pytest.param("rebuild", marks=pytest.mark.soak),
+    ],
+)
 def test_power_goes_after_another_process_went_on(tmp_path: Path, mended_by: str) -> None:
     """A process is killed in each call, another one goes on with its files, then power goes."""
     number, died = 0, True

@@ -17,6 +17,7 @@ import pytest
 from semkv_rag.errors import ChunkFileError, StoreError
 from semkv_rag.store import ChunkFile, KVStore
 from tests.store import made
+from tests.store.databases import BOTH_IN_SOAK
 
 # Forked: a spawned one would import torch for seconds before it does anything.
 processes = multiprocessing.get_context("fork")
@@ -95,6 +96,7 @@ def use_the_store(root: Path, index_url: str | None, seed: int, outcome: Connect
 
 
 @pytest.mark.slow
+@BOTH_IN_SOAK
 @pytest.mark.timeout(300)
 def test_everything_at_once(tmp_path: Path, index_url: str | None) -> None:
     running = []
@@ -142,6 +144,7 @@ def add_and_remove(root: Path, index_url: str | None, round_: int, told: Connect
 
 
 @pytest.mark.slow
+@BOTH_IN_SOAK
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("rounds", [15, pytest.param(200, marks=pytest.mark.soak)])
 def test_writers_that_are_killed(tmp_path: Path, index_url: str | None, rounds: int) -> None:

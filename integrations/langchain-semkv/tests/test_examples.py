@@ -3,44 +3,42 @@
 from __future__ import annotations
 
 import ast
+import asyncio
+import importlib
+import inspect
 import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from langchain_semkv import close_engines
 
 from workbench.settings import ROOT
-from workbench.starts import run_program
 
 EXAMPLES = ROOT / "examples"
 NAMES = [path.stem for path in sorted(EXAMPLES.glob("langchain_*.py"))]
 
-# One process, and so one engine, for all of them: they name the same model, store and arguments.
-RUN = """
-import asyncio, importlib, inspect, pathlib, sys
-if __name__ == "__main__":
-    examples, store, *names = sys.argv[1:]
-    sys.path.insert(0, examples)
-    import _langchain
-    _langchain.STORE = pathlib.Path(store)
-    for name in names:
-        sys.argv = [name]
-        print("##", name, flush=True)
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What each example prints. They name the same model, store and arguments: one engine for all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EXAMPLES))
+        shared = importlib.import_module("_langchain")
+        patch.setattr(shared, "STORE", tmp_path_factory.mktemp("examples") / "store")
+        yield {name: _run(name, patch) for name in NAMES}
+        close_engines()
+
+
+def _run(name: str, patch: pytest.MonkeyPatch) -> str:
+    patch.setattr(sys, "argv", [name])
+    with redirect_stdout(StringIO()) as said:
         ended = importlib.import_module(name).main()
         if inspect.isawaitable(ended):
             asyncio.run(ended)
-"""
-
-
-@pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each example prints."""
-    folder = tmp_path_factory.mktemp("examples")
-    script = folder / "run.py"
-    script.write_text(RUN)
-    ended = run_program(sys.executable, script, EXAMPLES, folder / "store", *NAMES)
-    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
-    parts = ended.stdout.split("## ")[1:]
-    return {part.split("\n", 1)[0]: part.split("\n", 1)[1] for part in parts}
+    return said.getvalue()
 
 
 @pytest.mark.engine

@@ -79,7 +79,7 @@ WHOLE_ONLY = (ResponseMode.ACCUMULATE, ResponseMode.COMPACT_ACCUMULATE)
 
 
 @pytest.mark.parametrize("chats", [True, False], ids=["chat", "completion"])
-@pytest.mark.parametrize("way", ["sync", "async", "stream"])
+@pytest.mark.parametrize("way", ["sync", "stream", pytest.param("async", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 async def test_every_response_mode(
     engine: Engine,
@@ -150,7 +150,14 @@ CHAT_MODES = ["context", "condense_question", "condense_plus_context", "simple",
 TURNS = (QUESTION, "which mascot does it have ?")
 
 
-@pytest.mark.parametrize("way", ["chat", "stream_chat", "achat", "astream_chat"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "chat",
+        "astream_chat",
+        *(pytest.param(way, marks=pytest.mark.soak) for way in ("stream_chat", "achat")),
+    ],
+)
 @pytest.mark.parametrize("mode", CHAT_MODES)
 async def test_every_chat_engine(
     engine: Engine,
