@@ -1,4 +1,4 @@
-"""`--lora NAME=PATH`: a model with an adapter, for `semkv precompute`."""
+"""`--lora NAME=PATH`: a model with an adapter."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from semkv_rag.errors import OptionError
 
 if TYPE_CHECKING:
-    from semkv_rag.corpus import Capturer
-    from semkv_rag.engine import Engine
+    from semkv_rag.engine import LoRARequest
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,12 @@ class Lora:
 
         return adapter_fingerprint(model, self.path, **arguments)
 
-    def of(self, engine: Engine) -> Capturer:
-        """What stores its chunks."""
+    @property
+    def request(self) -> LoRARequest:
+        """As vLLM wants it beside a prompt."""
         from semkv_rag.engine import LoRARequest
 
-        return engine.with_adapter(LoRARequest(self.name, 1, self.path))
+        return LoRARequest(self.name, 1, self.path)
 
 
 def lora_of(text: str | None) -> Lora | None:

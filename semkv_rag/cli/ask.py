@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from semkv_rag.cli import options
+from semkv_rag.cli.adapters import lora_of
 from semkv_rag.cli.output import check_writable, data_only_stdout, print_json, print_rich, say
 from semkv_rag.config import DEFAULT_NAMESPACE
 from semkv_rag.corpus import read_document
@@ -36,6 +37,7 @@ def ask_command(
     selector: options.Selector = None,
     question_tokens: options.QuestionTokens = None,
     off: Annotated[bool, typer.Option("--off", help="Reuse nothing, as plain vLLM.")] = False,
+    lora: options.LoraAdapter = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="The most tokens of the answer.")] = 256,
     html: options.Html = None,
     show_map: options.Map = False,
@@ -61,13 +63,17 @@ def ask_command(
     prompt = "\n\n".join(part for part in parts if part)
     arguments = options.engine_args(engine_arg)
     check_model(model, arguments.get("download_dir"))
+    if (adapter := lora_of(lora)) is not None:
+        arguments = adapter.arguments(arguments)
     with data_only_stdout():
         from semkv_rag.engine import Engine
 
         place = options.place(store, cache_dir, cache_bytes)
         with Engine(model, store=place, index_url=index_url, reuse=reuse, **arguments) as engine:
             completion = engine.generate(
-                prompt, sampling={"temperature": 0.0, "max_tokens": max_tokens}
+                prompt,
+                sampling={"temperature": 0.0, "max_tokens": max_tokens},
+                lora_request=None if adapter is None else adapter.request,
             )
     report = completion.report
     if html is not None:

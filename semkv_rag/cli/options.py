@@ -124,6 +124,14 @@ Codec: TypeAlias = Annotated[
         " little.",
     ),
 ]
+LoraAdapter: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--lora",
+        metavar="NAME=PATH",
+        help="The model with this LoRA adapter, a folder as PEFT writes it: its KV is its own.",
+    ),
+]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Html: TypeAlias = Annotated[
     Path | None,

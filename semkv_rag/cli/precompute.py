@@ -98,13 +98,7 @@ def precompute_command(
         ),
     ] = None,
     codec: options.Codec = PLAIN,
-    lora: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME=PATH",
-            help="Store the KV of the model with this LoRA adapter, a folder as PEFT writes it.",
-        ),
-    ] = None,
+    lora: options.LoraAdapter = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -200,7 +194,7 @@ def precompute_command(
             engine = Engine(model, store=place, index_url=index_url, codec=codec, **arguments)
             stack.enter_context(engine)
             if adapter is not None:
-                return adapter.of(engine)
+                return engine.with_adapter(adapter.request)
             known.remember(engine.fingerprint)
             return engine
 

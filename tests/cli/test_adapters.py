@@ -49,6 +49,11 @@ def test_what_was_stored_for_an_adapter_is_served_to_its_requests(
     base = semkv("precompute", *store, "--dry-run", "--json")
     assert base.data["to_compute"]["chunks"] > 0, "the model alone has none"
 
+    ask = ["ask", "who?", "--context", *store, "--max-tokens", 2, "--json"]
+    answers = [semkv(*ask, *options) for options in ((), ("--lora", f"b={adapter}"))]
+    assert [answer.code for answer in answers] == [0, 0], answers
+    assert [answer.data["report"]["kv_cache"] for answer in answers] == ["miss", "hit"]
+
     with server:
         # `b` is the same adapter under another name.
         for name in ("a", "b", "a"):
