@@ -148,8 +148,6 @@ def precompute_command(
         raise typer.BadParameter(
             "use it without --ray: no engine sees what others store", param_hint="--max-bytes"
         )
-    if ray and lora is not None:
-        raise typer.BadParameter("use it without --ray", param_hint="--lora")
     if not ray and (ray_address, ray_engines, ray_cpus, ray_gpus) != (None, None, 1.0, None):
         raise typer.BadParameter("use --ray-… with --ray", param_hint="--ray")
     modes = context_modes(context or DEFAULT_CONTEXT)
@@ -217,6 +215,7 @@ def precompute_command(
                     codec=codec,
                     address=ray_address,
                     resources=EngineResources(ray_engines, ray_cpus, ray_gpus),
+                    lora=None if adapter is None else (adapter.name, adapter.path),
                     **what,
                     **arguments,
                 )

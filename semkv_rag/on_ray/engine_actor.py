@@ -35,6 +35,7 @@ class EngineActor:
         self._job = job
         self._place = StorePlace.from_mapping(job.place)
         self._engine: Any = None
+        self._capturer: Any = None  # the engine, or the engine with the job's adapter
         self._error: tuple[str, str] | None = None
         try:
             self._check_store()
@@ -67,7 +68,7 @@ class EngineActor:
 
     def _store(self, documents: list[DocumentText]) -> PrecomputeResult:
         job = self._job
-        run = PrecomputeRun(self._engine, job.namespace, job.prefix, job.context, None)
+        run = PrecomputeRun(self._capturer, job.namespace, job.prefix, job.context, None)
         run.read(
             [
                 (one.name, partial(one.document, run.settings, job.chunk_tokens, job.overlap))
@@ -101,7 +102,7 @@ class EngineActor:
             )
 
     def _start(self) -> None:
-        from semkv_rag.engine import Engine
+        from semkv_rag.engine import Engine, LoRARequest
 
         job = self._job
         bind_engine(job.cpus)
@@ -121,21 +122,30 @@ class EngineActor:
                 traceback.print_exc()  # for whoever reads the actor's log
         if not self._engine.gate.servable:
             raise EngineError(f"this model cannot be served with reuse: {self._engine.gate.reason}")
-        if self._engine.fingerprint != job.fingerprint:
+        self._capturer = self._engine
+        if job.lora is not None:
+            self._capturer = self._engine.with_adapter(LoRARequest(job.lora[0], 1, job.lora[1]))
+        if self._capturer.fingerprint != job.fingerprint:
             raise OptionError(
-                f"the engine runs as model {self._engine.fingerprint[:16]}, not as"
+                f"the engine runs as model {self._capturer.fingerprint[:16]}, not as"
                 f" {job.fingerprint[:16]} as was worked out before: the machines differ; give dtype and"
                 " what else is chosen by the machine as engine arguments"
             )
 
 
 def fingerprint_there(
-    model: str, engine_args: dict[str, Any]
+    model: str, engine_args: dict[str, Any], adapter: str | None
 ) -> tuple[str, tuple[str, str] | None]:
-    """The fingerprint of a model where engines will run, or the error, as `Outcome` has it."""
-    from semkv_rag.engine import model_fingerprint
+    """The fingerprint of a model where engines will run, or the error, as `Outcome` has it.
+
+    Args:
+        adapter: the folder of a LoRA adapter, for the model with it.
+    """
+    from semkv_rag.engine.launch import adapter_fingerprint, model_fingerprint
 
     try:
+        if adapter is not None:
+            return adapter_fingerprint(model, adapter, **engine_args), None
         return model_fingerprint(model, **engine_args), None
     except SemKVError as error:
         return "", _in_words(error)

@@ -30,7 +30,9 @@ class Job:
             so that an engine which sees another folder in its place finds out; None of an object store.
         index_url: the store's index; None for SQLite in the folder.
         codec: by which chunks are stored.
-        fingerprint: of the model, as the driver took it when it compared documents with the store.
+        lora: an adapter's name and folder; None for the model alone.
+        fingerprint: of the model, or of it with the adapter, as the driver took it when it compared
+            documents with the store.
         driver_node: Ray's id of the machine that the driver is on.
         cpus: of an engine, as Ray counts them.
         engine_args: fields of vLLM's `AsyncEngineArgs`.
@@ -41,6 +43,7 @@ class Job:
     store_id: str | None
     index_url: str | None
     codec: str
+    lora: tuple[str, str] | None
     fingerprint: str
     namespace: str
     prefix: str

@@ -66,6 +66,7 @@ def precompute_on_ray(
     prefix: str = "",
     context: Sequence[ContextMode] = DEFAULT_CONTEXT,
     sync: bool = False,
+    lora: tuple[str, str] | None = None,
     on_progress: OnProgress | None = None,
     **engine_args: Any,
 ) -> PrecomputeResult:
@@ -82,6 +83,8 @@ def precompute_on_ray(
         address: of the cluster, or `auto` or `local`. None: `RAY_ADDRESS`, else a cluster that is started
             on this machine and ends with the run. Where Ray is connected already, that is used.
         resources: how many engines there are, and what each takes.
+        lora: name and folder of a LoRA adapter, whose chunks are stored; the folder is on all
+            machines, and `enable_lora` among the engine arguments.
         engine_args: fields of vLLM's `AsyncEngineArgs`, as for `Engine`.
 
     All else is as for `precompute`.
@@ -102,7 +105,7 @@ def precompute_on_ray(
     check_model(model, engine_args.get("download_dir"))
     wanted = resources or EngineResources()
     found = find_files(map(Path, paths))
-    known = KnownFingerprint(model, engine_args) if is_here(address) else None
+    known = KnownFingerprint(model, engine_args) if is_here(address) and lora is None else None
     with ExitStack() as stack:
         kv_store = stack.enter_context(KVStore(store, index_url=index_url))
 
@@ -113,7 +116,9 @@ def precompute_on_ray(
         def fingerprint() -> str:
             if known is not None and (remembered := known.get()) is not None:
                 return remembered
-            return _fingerprint(ray(), model, engine_args, wanted)
+            return _fingerprint(
+                ray(), model, engine_args, wanted, None if lora is None else lora[1]
+            )
 
         capturer = LazyCapturer(kv_store, fingerprint=fingerprint, start=_no_engine)
         run = PrecomputeRun(capturer, namespace, prefix, context, on_progress)
@@ -134,6 +139,7 @@ def precompute_on_ray(
                 store_id=None if kv_store.place.objects else store_identity(kv_store.root),
                 index_url=index_url,
                 codec=codec,
+                lora=lora,
                 fingerprint=capturer.fingerprint,
                 namespace=namespace,
                 prefix=prefix,
@@ -196,9 +202,13 @@ def _outcomes(
 
 
 def _fingerprint(
-    ray: Any, model: str, engine_args: Mapping[str, Any], wanted: EngineResources
+    ray: Any,
+    model: str,
+    engine_args: Mapping[str, Any],
+    wanted: EngineResources,
+    adapter: str | None,
 ) -> str:
-    """The model's fingerprint, worked out on a machine as engines will have it.
+    """The fingerprint of the model, with the adapter in this folder, where engines will run.
 
     Raises:
         SemKVError: as of `model_fingerprint`.
@@ -208,7 +218,7 @@ def _fingerprint(
     task = ray.remote(num_cpus=each.cpus, num_gpus=each.gpus)(fingerprint_there)
     arguments = engine_arguments(engine_args, each.gpus)
     try:
-        fingerprint, error = ray.get(task.remote(model, arguments))
+        fingerprint, error = ray.get(task.remote(model, arguments, adapter))
     except ray.exceptions.RayError as failed:
         raise EngineError(f"Ray did not work out the model's fingerprint: {failed}") from failed
     Outcome((), error=error).check()

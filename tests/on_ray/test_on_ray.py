@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from semkv_rag.corpus import PrecomputeProgress, PrecomputeResult, precompute
-from semkv_rag.engine import Engine
+from semkv_rag.engine import Engine, LoRARequest
 from semkv_rag.errors import StoreError
 from semkv_rag.on_ray import EngineResources, precompute_on_ray
 from semkv_rag.store import ChunkFile, KVStore
+from workbench.adapters import build_adapter
 from workbench.engines import Engines
 from workbench.settings import ENGINE_ARGS
 
@@ -122,6 +123,40 @@ def test_what_stops_a_run_is_an_error_of_ours(
             **HOW,
             **ENGINE_ARGS,
         )
+
+
+def test_an_adapter_s_chunks_are_those_of_one_engine(
+    ray_here: Any,
+    engines: Engines,
+    tiny_model: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    model = tiny_model("qwen3")
+    folder = build_adapter(model, tmp_path / "adapter", seed=1)
+    (tmp_path / "docs").mkdir()
+    for number in range(4):
+        (tmp_path / "docs" / f"{number}.txt").write_text(
+            f"what is said in document {number}. " * 40
+        )
+    arguments: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 8}
+    result = precompute_on_ray(
+        str(model),
+        [tmp_path / "docs"],
+        store=tmp_path / "store",
+        lora=("a", str(folder)),
+        **{**ENGINE_ARGS, **arguments},
+    )
+    assert (result.changed, result.failures) == (4, [])
+    with engines.own(model, **arguments) as engine:
+        precompute(engine.with_adapter(LoRARequest("b", 7, str(folder))), [tmp_path / "docs"])
+        assert engine.store is not None
+        with KVStore(tmp_path / "store", read_only=True) as store:
+            assert store.verify().ok
+            ours, theirs = list(store.chunks()), list(engine.store.chunks())
+        assert {chunk.model for chunk in ours} != {engine.fingerprint}
+        assert [(c.id, c.model, c.bytes) for c in ours] == [
+            (c.id, c.model, c.bytes) for c in theirs
+        ]
 
 
 def _not_to_be_called(*_: object) -> None:
