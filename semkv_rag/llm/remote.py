@@ -62,13 +62,16 @@ class RemoteBackend:
         self._lock = threading.Lock()
 
     @cached_property
-    def _card(self) -> Model:
+    def _cards(self) -> list[Model]:
         with self._errors():
-            cards = list(self._client.models.list())
-        for card in cards:
+            return list(self._client.models.list())
+
+    @cached_property
+    def _card(self) -> Model:
+        for card in self._cards:
             if self._wanted in (None, card.id):
                 return card
-        there = ", ".join(card.id for card in cards)
+        there = ", ".join(card.id for card in self._cards)
         raise OptionError(f"{self._base_url} has no model {self._wanted}: it has {there}")
 
     @cached_property
@@ -82,7 +85,7 @@ class RemoteBackend:
                 return self._client.get(
                     f"{self._root}/semkv/v1/info",
                     cast_to=dict[str, Any],
-                    options={"params": _namespace(namespace)},
+                    options={"params": {"model": self.model_name, **_namespace(namespace)}},
                 )
             except openai.NotFoundError:
                 return None
@@ -93,7 +96,10 @@ class RemoteBackend:
 
     @property
     def context_window(self) -> int:
-        window = (self._card.model_extra or {}).get("max_model_len")
+        told = self._card.model_extra or {}
+        # An adapter's card names the model that it belongs to, and no window.
+        parent = next((card for card in self._cards if card.id == told.get("parent")), self._card)
+        window = told.get("max_model_len") or (parent.model_extra or {}).get("max_model_len")
         if not isinstance(window, int):
             raise EngineError(f"{self._base_url} does not tell its context window: is it vLLM?")
         return window
@@ -191,6 +197,7 @@ class RemoteBackend:
         on_progress: OnProgress | None = None,
     ) -> PrecomputeResult:
         body = {
+            "model": self.model_name,
             "documents": [{"name": name, "chunks": list(texts)} for name, texts in documents],
             "prefix": prefix,
             "context": list(context),
@@ -213,7 +220,7 @@ class RemoteBackend:
         raise EngineError(f"{self._root} ended before it had stored everything: is it stopping?")
 
     def forget(self, sources: Iterable[str], *, namespace: str | None = None) -> int:
-        body = {"sources": list(sources), **_namespace(namespace)}
+        body = {"model": self.model_name, "sources": list(sources), **_namespace(namespace)}
         with self._errors(), self._ours():
             url = f"{self._root}/semkv/v1/forget"
             answer = self._client.post(url, body=body, cast_to=dict[str, Any])

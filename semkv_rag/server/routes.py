@@ -44,6 +44,7 @@ from semkv_rag.engine.caller import CALLER
 from semkv_rag.engine.llm_capturer import LLMCapturer
 from semkv_rag.errors import OptionError, SemKVError
 from semkv_rag.prompt_cache import Cascade
+from semkv_rag.server.adapters import capturer_of
 from semkv_rag.server.bodies import body_of, documents_of, explored_of, is_text
 from semkv_rag.server.console import Console
 from semkv_rag.server.limits import LimitError, Limits, UnderWay
@@ -52,6 +53,7 @@ from semkv_rag.store.cache_key import cache_key
 
 T = TypeVar("T")
 
+_SERVED = "semkv_rag.served_models"  # in a request's scope, vLLM's `OpenAIServingModels`
 RUNS_AT_ONCE = 8
 ASKED_AT_ONCE = 4
 HEARTBEAT_SECONDS = 5.0
@@ -110,7 +112,8 @@ class Routes:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
+        app = scope["app"]  # vLLM's; behind this it is ours
+        await self._app({**scope, _SERVED: app.state.openai_serving_models}, receive, send)
 
     def close(self) -> None:
         """Stop what runs; finished chunks are kept."""
@@ -123,12 +126,17 @@ class Routes:
         assert caller is not None, "the routes stand behind `front`"
         return self._tenancy.agreed(caller.namespace, wished)
 
+    async def _capturer_of(self, request: Request, name: object) -> LLMCapturer:
+        """Of the model that a body names."""
+        return await self._ask(lambda: capturer_of(self._capturer, request.scope[_SERVED], name))
+
     async def _ask(self, question: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._asked, question)
 
     async def _info(self, request: Request) -> Response:
         namespace = self._namespace(request.query_params.get("namespace"))
-        store, model = self._capturer.store, self._capturer.fingerprint
+        capturer = await self._capturer_of(request, request.query_params.get("model"))
+        store, model = capturer.store, capturer.fingerprint
         return JSONResponse(
             {
                 "fingerprint": model,
@@ -157,12 +165,13 @@ class Routes:
         return self._store_is_there
 
     async def _forget(self, request: Request) -> Response:
-        body = await body_of(request, {"sources"}, {"namespace"})
+        body = await body_of(request, {"sources"}, {"model", "namespace"})
         names = body["sources"]
         if not isinstance(names, list) or not all(map(is_text, names)):
             raise OptionError('sources is a list of names: {"sources": ["manual.md"]}')
-        store, model = self._capturer.store, self._capturer.fingerprint
         namespace = self._namespace(body.get("namespace"))
+        capturer = await self._capturer_of(request, body.get("model"))
+        store, model = capturer.store, capturer.fingerprint
         left = threading.Event()
 
         def work() -> int:
@@ -196,7 +205,7 @@ class Routes:
         )
 
     async def _precompute(self, request: Request) -> Response:
-        body = await body_of(request, {"documents"}, {"namespace", "prefix", "context"})
+        body = await body_of(request, {"documents"}, {"model", "namespace", "prefix", "context"})
         documents = documents_of(body["documents"])
         prefix = body.get("prefix") or ""
         if not is_text(prefix):
@@ -206,20 +215,22 @@ class Routes:
         if not isinstance(context, list | tuple) or not all(map(is_text, context)):
             raise OptionError('context is a list of modes: ["prefix", "left"]')
         modes = context_modes(context)
-        room = await self._ask(lambda: self._room(namespace, {name for name, _ in documents}))
+        capturer = await self._capturer_of(request, body.get("model"))
+        names = {name for name, _ in documents}
+        room = await self._ask(lambda: self._room(capturer, namespace, names))
         # Held until the stream has ended, whoever ends it.
         held = ExitStack()
         held.enter_context(self._running.one(namespace))
-        events = self._run(documents, namespace, prefix, modes, room, held)
+        events = self._run(capturer, documents, namespace, prefix, modes, room, held)
         return StreamingResponse(events, media_type="text/event-stream")
 
-    def _room(self, namespace: str, names: set[str]) -> float:
+    def _room(self, capturer: LLMCapturer, namespace: str, names: set[str]) -> float:
         """The bytes that a namespace may still store.
 
         Raises:
             LimitError: it may have no more sources, or no more bytes.
         """
-        store, model, limits = self._capturer.store, self._capturer.fingerprint, self._limits
+        store, model, limits = capturer.store, capturer.fingerprint, self._limits
         if limits.namespace_sources is not None:
             there = {source.name for source in store.sources(model, namespace)}
             if len(there | names) > limits.namespace_sources:
@@ -236,6 +247,7 @@ class Routes:
 
     async def _run(
         self,
+        capturer: LLMCapturer,
         documents: list[tuple[str, list[str]]],
         namespace: str,
         prefix: str,
@@ -269,7 +281,7 @@ class Routes:
         def work() -> None:
             try:
                 result = precompute_texts(
-                    self._capturer,
+                    capturer,
                     documents,
                     namespace=namespace,
                     prefix=prefix,

@@ -6,23 +6,50 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
+from semkv_rag.llm import RemoteBackend
 from semkv_rag.report import ReuseReport
 from tests.cli.conftest import Semkv
 from workbench.adapters import build_adapter
 from workbench.server import Server
 from workbench.settings import ENGINE_ARGS
 
+OTHER = "what a client of the server brings is stored by the server for the model it names. " * 6
 TEXT = "the store keeps the keys and values of each chunk layer by layer in one file. " * 6
 
 
-def report_of(server: Server, model: str) -> ReuseReport:
+def report_of(server: Server, model: str, text: str = TEXT) -> ReuseReport:
     client = openai.OpenAI(base_url=server.base_url, api_key=server.api_key, max_retries=0)
     fields: dict[str, Any] = {"temperature": 0, "max_tokens": 2}
-    answer: Any = client.completions.create(model=model, prompt=f"{TEXT}\nwho?", **fields)
+    answer: Any = client.completions.create(model=model, prompt=f"{text}\nwho?", **fields)
     return ReuseReport.from_mapping(answer.kv_transfer_params["semkv"])
+
+
+def check_storing_over_http(server: Server) -> None:
+    """What a client of an adapter stores is the adapter's; `forget` removes nothing else."""
+    key = {"api_key": server.api_key}
+    of_model, of_adapter = (
+        RemoteBackend(server.base_url, model=name, **key) for name in (server.model, "b")
+    )
+    assert of_adapter.context_window == of_model.context_window
+    assert of_adapter.fingerprint() != of_model.fingerprint()
+    documents = [("two", [OTHER])]
+    for backend, missing in ((of_adapter, "miss"), (of_model, "miss")):
+        assert report_of(server, backend.model_name, OTHER).kv_cache == missing
+        assert backend.store_texts(documents).failures == []
+        assert report_of(server, backend.model_name, OTHER).kv_cache == "hit"
+    assert of_adapter.forget(["two"]) == 1
+    assert report_of(server, "a", OTHER).kv_cache == "miss"
+    assert report_of(server, server.model, OTHER).kv_cache == "hit"
+    answer = httpx.post(
+        server.base_url.removesuffix("/v1") + "/semkv/v1/forget",
+        json={"model": "c", "sources": ["two"]},
+        headers={"Authorization": f"Bearer {server.api_key}"},
+    )
+    assert (answer.status_code, "/v1/models" in answer.text) == (400, True)
 
 
 @pytest.mark.soak
@@ -59,6 +86,7 @@ def test_what_was_stored_for_an_adapter_is_served_to_its_requests(
         for name in ("a", "b", "a"):
             assert report_of(server, name).kv_cache == "hit"
         assert report_of(server, server.model).kv_cache == "miss"
+        check_storing_over_http(server)
 
 
 @pytest.mark.slow

@@ -1,0 +1,28 @@
+"""The model that a request to our own routes names: the one that is served, or it with a LoRA adapter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from semkv_rag.engine.llm_capturer import LLMCapturer
+from semkv_rag.errors import OptionError
+
+
+def capturer_of(capturer: LLMCapturer, served: Any, name: object) -> LLMCapturer:
+    """What stores for the model of a name.
+
+    Args:
+        capturer: of the model alone.
+        served: vLLM's `OpenAIServingModels`; adapters may be loaded and unloaded while it serves.
+        name: as vLLM's routes take it; None for the model alone.
+
+    Raises:
+        OptionError: the server has no such model, or the adapter is in no folder of its machine.
+    """
+    if name is None or any(name == path.name for path in served.base_model_paths):
+        return capturer
+    # Its own request: an adapter is known to vLLM's workers by the number that is in there.
+    lora = served.lora_requests.get(name) if isinstance(name, str) else None
+    if lora is None:
+        raise OptionError("model is one of those that /v1/models names")
+    return capturer.with_adapter(lora)
