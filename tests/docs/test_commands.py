@@ -88,7 +88,7 @@ def understood_by_semkv(
         path = folder / name
         path.mkdir(parents=True, exist_ok=True) if name.endswith("/") else path.touch()
     for word in rest:
-        if "/" in word and word.endswith((".json", ".jsonl")):
+        if "/" in word and word.endswith((".json", ".jsonl", ".txt")):
             (folder / word).parent.mkdir(parents=True, exist_ok=True)
             (folder / word).touch()
     command = commands()[verb]
