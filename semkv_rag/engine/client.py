@@ -50,6 +50,11 @@ ENDING_S = 30.0
 """How long the engine's process may take to end. vLLM's 5 s are not enough on a busy machine, and what is
 killed then leaks shared memory."""
 
+DEAD_POLL_S = 1.0
+"""How often it is looked whether the engine's process is there, while an answer of it is waited for."""
+DYING = ("failed: cancelled", "Executor failed", "should not be called on follower node")
+"""What vLLM 0.32 answers to all questions when one of its workers has died and it is about to end."""
+
 CAPTURE_PREFIX = "semkv-capture-"
 """Ids of requests that are not a caller's: they capture chunks."""
 
@@ -92,6 +97,8 @@ class ReportingLLM(AsyncLLM):
         self._hand_over = self.engine_core.add_request_async
         # vLLM has no hook there. Whatever makes a request for the engine's process, it ends here.
         self.engine_core.add_request_async = self._enter
+        self._ask = self.engine_core.call_utility_async
+        self.engine_core.call_utility_async = self._asked
 
     async def render(self, prompt: Any) -> Any:
         """A prompt as vLLM's OpenAI layer passes it on: tokens, with images as tensors.
@@ -258,6 +265,26 @@ class ReportingLLM(AsyncLLM):
             self.prompt_lookup.close()
         self.ended = True
         super().shutdown(timeout=ENDING_S if timeout is None else timeout)
+
+    async def _asked(self, method: str, *args: Any) -> Any:
+        """What the engine's process answers to a question that is no prompt.
+
+        Raises:
+            EngineDeadError: it died meanwhile. vLLM 0.32 fails its prompts then, and would wait for ever
+                for the answer to anything else.
+        """
+        asked = asyncio.ensure_future(self._ask(method, *args))
+        try:
+            while not (await asyncio.wait([asked], timeout=DEAD_POLL_S))[0]:
+                if self.errored:
+                    raise EngineDeadError
+            return asked.result()
+        except Exception as error:
+            if any(said in str(error) for said in DYING):
+                raise EngineDeadError from error
+            raise
+        finally:
+            asked.cancel()
 
     async def _enter(self, request: EngineCoreRequest) -> None:
         """Hand a request to the engine's process, in its namespace.

@@ -210,7 +210,7 @@ class LLMCapturer:
         """What each rank has written since the last call.
 
         Raises:
-            EngineError: the engine was told to end.
+            EngineError: the engine was told to end, or stopped.
         """
         asked = self.submit(self._llm.collective_rpc("semkv_take_captures"))
         while not asked.done() and not self._llm.ended:
@@ -218,7 +218,10 @@ class LLMCapturer:
         if not asked.done():
             asked.cancel()
             raise EngineError("the engine was told to end")
-        taken: list[list[dict[str, Any]]] = asked.result()
+        try:
+            taken: list[list[dict[str, Any]]] = asked.result()
+        except EngineDeadError as error:
+            raise EngineError(f"vLLM's engine stopped: {error}") from error
         return taken
 
     def submit(self, work: Any) -> Future[Any]:
