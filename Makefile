@@ -47,7 +47,7 @@ UNPACK := const fs = require("fs"), packed = fs.readFileSync("chromium.br"); \
 	fs.writeFileSync("chromium", require("zlib").brotliDecompressSync(packed), {mode: 0o755})
 
 # What takes long, and loops of kills and faults. make soak ROUNDS=10: loops for a night.
-soak: setup build/triton/.ready build/sbom/.ready build/deploy/.ready $(if $(call has,npm),build/azurite/.ready)
+soak: setup model build/triton/.ready build/sbom/.ready build/deploy/.ready $(if $(call has,npm),build/azurite/.ready)
 	SOAK_ROUNDS=$(or $(ROUNDS),1) $(PYTEST) -m soak --ignore $(FLEET) --durations 0 --durations-min 1
 	SOAK_ROUNDS=$(or $(ROUNDS),1) $(RUN) -m pytest -m soak $(FLEET) --durations 0 --durations-min 1
 
