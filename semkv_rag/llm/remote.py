@@ -85,10 +85,15 @@ class RemoteBackend:
                 return self._client.get(
                     f"{self._root}/semkv/v1/info",
                     cast_to=dict[str, Any],
-                    options={"params": {"model": self.model_name, **_namespace(namespace)}},
+                    options={"params": self._whose(namespace)},
                 )
             except openai.NotFoundError:
                 return None
+
+    def _whose(self, namespace: str | None) -> dict[str, str]:
+        """What our own routes are told: the model or adapter, and the tenant, where named."""
+        given = {"model": self._wanted, "namespace": namespace}
+        return {name: value for name, value in given.items() if value is not None}
 
     @property
     def model_name(self) -> str:
@@ -197,11 +202,10 @@ class RemoteBackend:
         on_progress: OnProgress | None = None,
     ) -> PrecomputeResult:
         body = {
-            "model": self.model_name,
             "documents": [{"name": name, "chunks": list(texts)} for name, texts in documents],
             "prefix": prefix,
             "context": list(context),
-            **_namespace(namespace),
+            **self._whose(namespace),
         }
         with self._errors(), self._ours():
             events = self._client.post(
@@ -220,7 +224,7 @@ class RemoteBackend:
         raise EngineError(f"{self._root} ended before it had stored everything: is it stopping?")
 
     def forget(self, sources: Iterable[str], *, namespace: str | None = None) -> int:
-        body = {"model": self.model_name, "sources": list(sources), **_namespace(namespace)}
+        body = {"sources": list(sources), **self._whose(namespace)}
         with self._errors(), self._ours():
             url = f"{self._root}/semkv/v1/forget"
             answer = self._client.post(url, body=body, cast_to=dict[str, Any])
@@ -293,10 +297,6 @@ _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 def _endpoint(client: openai.OpenAI | openai.AsyncOpenAI, prompt: Prompt) -> Any:
     return client.completions if isinstance(prompt, str) else client.chat.completions
-
-
-def _namespace(namespace: str | None) -> dict[str, str]:
-    return {} if namespace is None else {"namespace": namespace}
 
 
 def _result(fields: Mapping[str, Any]) -> PrecomputeResult:

@@ -14,12 +14,12 @@ def capturer_of(capturer: LLMCapturer, served: Any, name: object) -> LLMCapturer
     Args:
         capturer: of the model alone.
         served: vLLM's `OpenAIServingModels`; adapters may be loaded and unloaded while it serves.
-        name: as vLLM's routes take it; None for the model alone.
+        name: as vLLM's routes take it.
 
     Raises:
         OptionError: the server has no such model, or the adapter is in no folder of its machine.
     """
-    if name is None or any(name == path.name for path in served.base_model_paths):
+    if any(name == path.name for path in served.base_model_paths):
         return capturer
     # Its own request: an adapter is known to vLLM's workers by the number that is in there.
     lora = served.lora_requests.get(name) if isinstance(name, str) else None

@@ -19,7 +19,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
@@ -53,7 +53,7 @@ from semkv_rag.store.cache_key import cache_key
 
 T = TypeVar("T")
 
-_SERVED = "semkv_rag.served_models"  # in a request's scope, vLLM's `OpenAIServingModels`
+_VLLM = "semkv_rag.vllm_app"  # in a request's scope, where `app` is ours behind `Routes`
 RUNS_AT_ONCE = 8
 ASKED_AT_ONCE = 4
 HEARTBEAT_SECONDS = 5.0
@@ -112,8 +112,7 @@ class Routes:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = scope["app"]  # vLLM's; behind this it is ours
-        await self._app({**scope, _SERVED: app.state.openai_serving_models}, receive, send)
+        await self._app({**scope, _VLLM: scope.get("app")}, receive, send)
 
     def close(self) -> None:
         """Stop what runs; finished chunks are kept."""
@@ -127,8 +126,11 @@ class Routes:
         return self._tenancy.agreed(caller.namespace, wished)
 
     async def _capturer_of(self, request: Request, name: object) -> LLMCapturer:
-        """Of the model that a body names."""
-        return await self._ask(lambda: capturer_of(self._capturer, request.scope[_SERVED], name))
+        """Of the model that a body names; of the model alone where it names none."""
+        if name is None:
+            return self._capturer
+        served = request.scope[_VLLM].state.openai_serving_models
+        return await self._ask(lambda: capturer_of(self._capturer, served, name))
 
     async def _ask(self, question: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._asked, question)
@@ -216,15 +218,14 @@ class Routes:
             raise OptionError('context is a list of modes: ["prefix", "left"]')
         modes = context_modes(context)
         capturer = await self._capturer_of(request, body.get("model"))
-        names = {name for name, _ in documents}
-        room = await self._ask(lambda: self._room(capturer, namespace, names))
+        room = await self._ask(lambda: self._room(capturer, namespace, dict(documents).keys()))
         # Held until the stream has ended, whoever ends it.
         held = ExitStack()
         held.enter_context(self._running.one(namespace))
         events = self._run(capturer, documents, namespace, prefix, modes, room, held)
         return StreamingResponse(events, media_type="text/event-stream")
 
-    def _room(self, capturer: LLMCapturer, namespace: str, names: set[str]) -> float:
+    def _room(self, capturer: LLMCapturer, namespace: str, names: Set[str]) -> float:
         """The bytes that a namespace may still store.
 
         Raises:

@@ -90,7 +90,8 @@ def test_power_goes_and_takes_some_of_it(disk: Disk, tmp_path: Path) -> None:
         check_after_loss(model, ledger, tmp_path / str(number), random.Random(number))
 
 
-@pytest.mark.s @ pytest.mark.parametrize(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     "mended_by",
     [
         "repair",
