@@ -19,10 +19,12 @@ def capturer_of(capturer: LLMCapturer, served: Any, name: object) -> LLMCapturer
     Raises:
         OptionError: the server has no such model, or the adapter is in no folder of its machine.
     """
-    if any(name == path.name for path in served.base_model_paths):
+    names = [path.name for path in served.base_model_paths]
+    if name in names:
         return capturer
     # Its own request: an adapter is known to vLLM's workers by the number that is in there.
     lora = served.lora_requests.get(name) if isinstance(name, str) else None
     if lora is None:
-        raise OptionError("model is one of those that /v1/models names")
+        there = ", ".join([*names, *served.lora_requests])
+        raise OptionError(f"there is no such model: it has {there}")
     return capturer.with_adapter(lora)
