@@ -71,7 +71,7 @@ def main() -> None:
             f"ray / one, {name}: {statistics.median(values):.2f}"
             f" ({min(values):.2f} to {max(values):.2f}, {len(values)} pairs)"
         )
-    # Imported here, as it reserves a core for the engines of this process, of which there are none.
+    # Not above: it sets a variable that would take a core from the engines that are started there.
     from workbench.figures import save
 
     path = save(

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Final, Self
 
@@ -14,7 +15,32 @@ from workbench.postgres import end_with_parent
 STARTING_S: Final = 60.0
 
 
-class LocalServer:
+class LocalEndpoint(ABC):
+    """What listens at a port of this machine; a context manager.
+
+    Attributes:
+        port: where.
+    """
+
+    port: int
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    @property
+    def endpoint(self) -> str:
+        """Its URL."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it; may be called again."""
+
+
+class LocalServer(LocalEndpoint):
     """A server of its own, started at once; a context manager.
 
     Args:
@@ -42,19 +68,8 @@ class LocalServer:
                 raise RuntimeError(f"the {name} server does not start")
             time.sleep(0.05)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
-
-    @property
-    def endpoint(self) -> str:
-        """Its URL."""
-        return f"http://127.0.0.1:{self.port}"
-
     def close(self) -> None:
-        """Stop it; may be called again."""
+        """See `LocalEndpoint`."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGKILL)  # nobody needs what it holds
             self._process.wait()

@@ -16,7 +16,7 @@ import threading
 from functools import cache
 from typing import Final, Literal
 
-from workbench.local_server import LocalServer, free_port
+from workbench.local_server import LocalEndpoint, LocalServer, free_port
 
 ENVIRONMENT: Final = {
     "AWS_ACCESS_KEY_ID": "semkv-test-key",
@@ -55,7 +55,7 @@ class S3Server(LocalServer):
         return name
 
 
-class FaultProxy:
+class FaultProxy(LocalEndpoint):
     """Stands between clients and a server, and has the fault that it is told to; a context manager.
 
     Every request has a connection of its own.
@@ -80,17 +80,6 @@ class FaultProxy:
         self._listener: socketserver.ThreadingTCPServer | None = None
         self._listen()
 
-    def __enter__(self) -> FaultProxy:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
-
-    @property
-    def endpoint(self) -> str:
-        """What `AWS_ENDPOINT_URL` is to be."""
-        return f"http://127.0.0.1:{self.port}"
-
     @property
     def fault(self) -> Fault:
         return self._fault
@@ -106,7 +95,7 @@ class FaultProxy:
             self._listen()
 
     def close(self) -> None:
-        """End it; may be called again."""
+        """See `LocalEndpoint`."""
         self._ended.set()
         self._stop()
 

@@ -129,7 +129,7 @@ LoraAdapter: TypeAlias = Annotated[
     typer.Option(
         "--lora",
         metavar="NAME=PATH",
-        help="The model with this LoRA adapter, a folder as PEFT writes it: its KV is its own.",
+        help="Use the model with this LoRA adapter, a folder that PEFT wrote. It has chunks of its own.",
     ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -21,6 +21,7 @@ from semkv_rag.connector.fingerprint import WEIGHTS, files_digest
 from semkv_rag.errors import OptionError
 
 CONFIG = "adapter_config.json"
+NONE_SERVED = "the engine serves no LoRA adapters: pass enable_lora=True"
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,19 @@ def rank_of(path: str) -> int:
         raise OptionError(f"{path} is no LoRA adapter: its {CONFIG} says no rank") from error
 
 
-def adapter_model(base: str, digest: str, config: LoRAConfig) -> str:
+def adapter_model(base: str, digest: str, config: LoRAConfig | None) -> str:
     """What chunks of a model with an adapter are stored under, 64 hex digits.
 
     Args:
         base: the model's fingerprint.
         digest: the adapter's.
         config: of the engine; some of it changes what an adapter does.
+
+    Raises:
+        OptionError: the engine has none.
     """
+    if config is None:
+        raise OptionError(NONE_SERVED)
     facts = [base, digest, str(config.lora_dtype), config.target_modules]
     return blake3(json.dumps(facts).encode()).hexdigest()
 

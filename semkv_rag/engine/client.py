@@ -24,7 +24,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from semkv_rag.config import DEFAULT_NAMESPACE
-from semkv_rag.connector.adapter import adapter_digest, adapter_model
+from semkv_rag.connector.adapter import NONE_SERVED, adapter_digest, adapter_model
 from semkv_rag.engine.caller import (
     CALLER,
     admitted,
@@ -206,7 +206,7 @@ class ReportingLLM(AsyncLLM):
         if self._loaded.get(lora.lora_int_id) == lora.lora_path and not lora.load_inplace:
             return
         if self.vllm_config.lora_config is None:
-            raise OptionError("the engine serves no LoRA adapters: pass enable_lora=True")
+            raise OptionError(NONE_SERVED)
         try:
             await self.add_lora(lora)
         except EngineDeadError:
@@ -219,9 +219,9 @@ class ReportingLLM(AsyncLLM):
 
     def _stored_under(self, lora: LoRARequest | None) -> str:
         """What the chunks of the model, or of it with an adapter, are stored under."""
-        config = self.vllm_config.lora_config
-        if lora is None or config is None:
+        if lora is None:
             return self.fingerprint
+        config = self.vllm_config.lora_config
         try:
             return adapter_model(self.fingerprint, adapter_digest(lora.lora_path), config)
         except OptionError:  # none are

@@ -256,11 +256,11 @@ def adapter_fingerprint(model: str, path: str, **engine_args: Any) -> str:
         engine_args: as for `model_fingerprint`; `enable_lora` among them.
 
     Raises:
-        OptionError: an engine argument is unknown, or the folder holds no adapter.
+        OptionError: an engine argument is unknown, `enable_lora` is not among them, or the folder holds
+            no adapter.
         EngineError: vLLM cannot load the model, or its files are not on this machine.
     """
     config, _ = resolve(engine_arguments(model, engine_args), None)
-    assert config.lora_config is not None
     return adapter_model(config_fingerprint(config), adapter_digest(path), config.lora_config)
 
 

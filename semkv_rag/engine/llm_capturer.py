@@ -80,10 +80,7 @@ class LLMCapturer:
         Raises:
             OptionError: the engine serves no adapters, or there is none in the folder.
         """
-        config = self._llm.vllm_config.lora_config
-        if config is None:
-            raise OptionError("the engine serves no LoRA adapters: pass enable_lora=True")
-        digest = adapter_digest(lora.lora_path)
+        digest, config = adapter_digest(lora.lora_path), self._llm.vllm_config.lora_config
         other = copy(self)
         other.fingerprint = adapter_model(self.fingerprint, digest, config)
         other.description = {**self.description, "lora": lora.lora_name}

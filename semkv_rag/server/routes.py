@@ -53,7 +53,7 @@ from semkv_rag.store.cache_key import cache_key
 
 T = TypeVar("T")
 
-_VLLM = "semkv_rag.vllm_app"  # in a request's scope, where `app` is ours behind `Routes`
+_VLLM = "semkv_rag.vllm_app"  # the key of vLLM's app in a scope, whose `app` becomes ours
 RUNS_AT_ONCE = 8
 ASKED_AT_ONCE = 4
 HEARTBEAT_SECONDS = 5.0
@@ -233,8 +233,8 @@ class Routes:
         """
         store, model, limits = capturer.store, capturer.fingerprint, self._limits
         if limits.namespace_sources is not None:
-            there = {source.name for source in store.sources(model, namespace)}
-            if len(there | names) > limits.namespace_sources:
+            there = {(one.model, one.name) for one in store.sources(namespace=namespace)}
+            if len(there | {(model, name) for name in names}) > limits.namespace_sources:
                 raise LimitError(
                     f"the namespace may have {limits.namespace_sources} sources and has {len(there)}:"
                     " remove some"

@@ -30,15 +30,15 @@ def report_of(server: Server, model: str, text: str = TEXT) -> ReuseReport:
 
 def check_storing_over_http(server: Server) -> None:
     """What a client of an adapter stores is the adapter's; `forget` removes nothing else."""
-    key = {"api_key": server.api_key}
     of_model, of_adapter = (
-        RemoteBackend(server.base_url, model=name, **key) for name in (server.model, "b")
+        RemoteBackend(server.base_url, model=name, api_key=server.api_key)
+        for name in (server.model, "b")
     )
     assert of_adapter.context_window == of_model.context_window
     assert of_adapter.fingerprint() != of_model.fingerprint()
     documents = [("two", [OTHER])]
-    for backend, missing in ((of_adapter, "miss"), (of_model, "miss")):
-        assert report_of(server, backend.model_name, OTHER).kv_cache == missing
+    for backend in (of_adapter, of_model):
+        assert report_of(server, backend.model_name, OTHER).kv_cache == "miss"
         assert backend.store_texts(documents).failures == []
         assert report_of(server, backend.model_name, OTHER).kv_cache == "hit"
     assert of_adapter.forget(["two"]) == 1

@@ -15,6 +15,7 @@ from semkv_rag.config import ReuseOptions
 from semkv_rag.connector.adapter import Adapter, adapter_digest
 from semkv_rag.corpus.capture import CaptureItem, Capturer
 from semkv_rag.engine import Completion, Engine
+from semkv_rag.engine.launch import adapter_fingerprint
 from semkv_rag.errors import OptionError
 from semkv_rag.prompt_cache import PromptCacheOptions
 from semkv_rag.reuse import ReusePlan, Span, token_array
@@ -26,6 +27,7 @@ from workbench.answers import SAMPLING, assert_same, blended, plain
 from workbench.chunks import Tokens, random_tokens, store_chunks
 from workbench.engines import Engines
 from workbench.inside import picked_positions
+from workbench.settings import ENGINE_ARGS
 from workbench.tiered import tiered
 
 OTHER = random_tokens(899, 30)
@@ -277,3 +279,13 @@ def test_what_is_no_adapter_is_refused(owned: dict[str, Owned], tmp_path: Path) 
         with pytest.raises(OptionError, match="vLLM does not load the LoRA adapter wrong"):
             engine.generate(tokens, lora_request=lora)
     assert blended(engine, tokens, ratio=1.0).report.kv_cache == "hit"
+
+
+def test_an_engine_without_adapters_says_what_to_pass(
+    engine: Engine, reader: Path, tmp_path: Path
+) -> None:
+    folder = str(build_adapter(reader, tmp_path / "adapter", seed=1))
+    with pytest.raises(OptionError, match="enable_lora=True"):
+        engine.with_adapter(LoRARequest("one", 1, folder))
+    with pytest.raises(OptionError, match="enable_lora=True"):
+        adapter_fingerprint(str(reader), folder, **ENGINE_ARGS)

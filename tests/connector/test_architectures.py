@@ -17,8 +17,7 @@ ON_VLLM_CLASSES = ("llama", "qwen3", "qwen2_yarn", "qwen2_moe", "gemma2", "gptj"
 ON_TRANSFORMERS_BACKEND = ("olmo2", "glm", "phi")
 SERVED = ON_VLLM_CLASSES + ON_TRANSFORMERS_BACKEND
 ALWAYS = ("llama", "qwen2_yarn", "qwen2_moe", "gptj", "glm")
-"""One of each kind of rotation and of model class; the others in `make soak`, but where
-`test_layer_kinds.py` has them."""
+"""One of each kind of rotation and of model class; the others in `make soak`."""
 IN_BFLOAT16 = ("llama", "glm")
 """The same in bfloat16."""
 

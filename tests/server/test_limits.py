@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from semkv_rag.engine.turns import Turns
 from semkv_rag.errors import OptionError
 from semkv_rag.server.limits import LimitError, Limits, Pace, UnderWay
+from semkv_rag.server.routes import Routes
+from semkv_rag.server.tenants import Tenancy
+from semkv_rag.store import KVStore
 
 
 @pytest.mark.parametrize(
@@ -101,3 +107,20 @@ async def test_what_is_paid_off_is_not_kept() -> None:
         await pace.keep(f"n{number}", 1)
         await asyncio.sleep(0)
     assert len(pace._paid_off) < 10
+
+
+def test_sources_of_a_model_and_its_adapters_count_together(tmp_path: Path) -> None:
+    alone, adapter = "a" * 64, "b" * 64
+
+    def of(model: str) -> Any:
+        return SimpleNamespace(store=store, fingerprint=model)
+
+    with KVStore(tmp_path / "store") as store:
+        routes = Routes(Tenancy(), Limits(namespace_sources=2), of(alone), {})
+        for model in (alone, adapter):
+            store.put_source(model, "one", "manual.md", "digest", [])
+            assert routes._room(of(model), "one", {"manual.md"}) > 0
+        for model in (alone, adapter):
+            with pytest.raises(LimitError, match="may have 2 sources and has 2"):
+                routes._room(of(model), "one", {"another.md"})
+        assert routes._room(of(alone), "two", {"another.md", "third.md"}) > 0
