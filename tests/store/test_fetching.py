@@ -17,7 +17,7 @@ from semkv_rag.store.files.beneath import file_bytes
 from semkv_rag.store.files.paths import chunk_files, temporary_files
 from semkv_rag.store.index import rest
 from semkv_rag.store.objects import waiting
-from semkv_rag.store.objects.objects import Objects, Part
+from semkv_rag.store.objects.objects import READ_S, Objects, Part
 from semkv_rag.store.objects.shared_files import SharedFiles
 from semkv_rag.store.upkeep import contents
 from tests.store import made
@@ -259,3 +259,14 @@ def test_who_adds_asks_an_object_store_that_failed_again(
         monkeypatch.setattr(contents.time, "sleep", recovers)
         assert one.add([header]) == {header.id}
         assert [chunk.id for chunk in one.chunks()] == [header.id]
+
+
+def test_who_adds_waits_for_a_slow_object_store_longer_than_a_request(
+    shared: Shared, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contents, "PAUSES_S", ())
+    monkeypatch.setattr(FaultProxy, "SLOW_S", READ_S + 0.5)
+    with shared.open("one") as one:
+        header = write(one, 1)
+        proxy.fault = "slow"
+        assert one.add([header]) == {header.id}

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 READ_S: Final = 2.0
 """What one read of a few megabytes may take. Whoever waits for it may give up sooner."""
 WRITE_S: Final = 30.0
-"""The same of one write, and of listing."""
+"""The same of one write, of listing, and of asking for sizes: no request waits for these."""
 AT_ONCE: Final = 16
 _PART_BYTES: Final = 8 << 20
 _LONGEST_TEXT: Final = 200
@@ -105,7 +105,7 @@ class Objects:
 
     def size(self, key: str) -> int | None:
         """An object's bytes; None where there is none."""
-        return self._asked(lambda: int(_obstore().head(self._client("_reading"), key)["size"]))
+        return self._asked(lambda: int(_obstore().head(self._client("_writing"), key)["size"]))
 
     def sizes(self, keys: Sequence[str]) -> list[int | None]:
         """As `size`, of several at once."""
