@@ -1,18 +1,21 @@
 """What codecs take and lose: bytes, speed, error of K and V, and answers on a real model.
 
-bytes       of a token in chunk files, all layers, of the model's own chunks
+bytes       of a token in a chunk file of 512 tokens in bfloat16, all layers, header and checksums among
+            them. Two shapes: the model's, and an 8B model's (32 layers, 8 KV heads of 128)
 speed       of encoding and decoding one layer of 512 tokens, in one thread, in memory that is used again:
-            GB/s of stored bytes. The codecs take turns, round by round. Shapes: the model's, and an 8B
-            model's (8 KV heads of 128). Beside it the share of each of torch's operations
+            GB/s of stored bytes. The codecs take turns, round by round. The same two shapes. Beside it
+            the share of each of torch's operations
 error       of K and V by layer, ‖decoded - stored‖ / ‖stored‖, over 16 of these chunks
 agreement   the preset `balanced` out of each codec's chunks against the same out of plain ones: of the
             tokens of the latter's answer, the share that is the likeliest behind the same tokens. One
             request at a time, nothing in the prefix cache
-score       of the answers, RULER's family and questions on articles (benchmarks/quality_real), points
+score       of the answers, RULER's family and questions on articles (benchmarks/quality_real), points;
+            and how far it is from the score out of plain chunks, with a 95 % interval over the contexts
 
-    python benchmarks/codecs.py [--model FOLDER] [--contexts 42] [--dtype bfloat16]
+    python benchmarks/codecs.py [--model FOLDER] [--contexts 42] [--dtype bfloat16] [--codec NAME]
 
-Writes build/bench/codecs.json after each context, and codecs.png. Fifteen minutes on two cores.
+Writes build/bench/codecs.json after each context, and codecs.png. A context takes six seconds on two
+cores.
 """
 
 from __future__ import annotations
@@ -22,13 +25,14 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,13 +42,15 @@ from semkv_rag.config import ReuseOptions
 from semkv_rag.corpus.capture import CaptureItem
 from semkv_rag.quality.codecs import copy_as, namespace_of
 from semkv_rag.reuse import token_array
-from semkv_rag.store import ChunkFile, ChunkKey, KVStore, chunk_id
+from semkv_rag.store import ChunkFile, ChunkHeader, ChunkKey, KVStore, chunk_id, write_chunk
 from semkv_rag.store.codecs import EncodedLayer, Scratch, codec_named, codec_names
 from workbench.figures import save, summary
 
 TOKENS, ROUNDS = 512, 40
 ERROR_CHUNKS = 16
-SHAPES = {"the model": None, "8B": (8, 128)}
+LARGE = (32, (8, 128))
+"""Layers, and `(kv_heads, head_dim)`, of an 8B model such as Qwen3's or Llama 3's."""
+DRAWS = 2000
 INSTRUCTION = "Answer the question by the passages, in as few words as you can.\n\n"
 MAX_TOKENS = 24
 
@@ -56,8 +62,10 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=192, help="of each passage, at most")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--codec", action="append", choices=codec_names()[1:], help="only these")
     parser.add_argument("--name", default="codecs", help="of the output")
     arguments = parser.parse_args()
+    names = ("plain", *(arguments.codec or codec_names()[1:]))
     figures: dict[str, Any] = {
         "model": arguments.model.name,
         "dtype": arguments.dtype,
@@ -92,15 +100,17 @@ def main() -> None:
             ]
             prompts = [store(engine, plain, task) for task in asked]
             model = engine.fingerprint
-            figures["codecs"] = {
-                codec: {"bytes_per_token": copy_as(codec, plain, model, "default", copies)}
-                for codec in codec_names()
-            }
-            shape = errors(copies, model, figures["codecs"])
-            for what, given in SHAPES.items():
-                for codec, told in speeds(given or shape).items():
-                    figures["codecs"][codec].setdefault("speed", {})[what] = told
-            for done, compared in enumerate(answers(engine, asked, prompts), 1):
+            figures["codecs"] = {codec: {"bytes_per_token": {}, "speed": {}} for codec in names}
+            for codec in names:
+                copy_as(codec, plain, model, "default", copies)
+            own = errors(copies, model, figures["codecs"])
+            for what, (layers, shape) in {"the model": own, "8B": LARGE}.items():
+                rates = speeds(names, shape)
+                for codec, told in figures["codecs"].items():
+                    path = folder / "chunk.safetensors"
+                    told["bytes_per_token"][what] = file_bytes(path, codec, layers, shape)
+                    told["speed"][what] = rates[codec]
+            for done, compared in enumerate(answers(names, engine, asked, prompts), 1):
                 for codec, told in compared.items():
                     figures["codecs"][codec] |= told
                 figures["contexts"] = done
@@ -148,17 +158,17 @@ def store(engine: Engine, plain: KVStore, task: tasks.Task) -> list[int]:
 
 
 def answers(
-    engine: Engine, asked: list[tasks.Task], prompts: list[list[int]]
+    names: Sequence[str], engine: Engine, asked: list[tasks.Task], prompts: list[list[int]]
 ) -> Iterator[dict[str, dict[str, Any]]]:
     """Agreement with the answers out of plain chunks, and the score, by codec, after each context."""
-    equal, places = dict.fromkeys(codec_names(), 0), 0
-    whole = dict.fromkeys(codec_names(), 0)
-    scores: dict[str, list[float]] = {codec: [] for codec in codec_names()}
+    equal, places = dict.fromkeys(names, 0), 0
+    whole = dict.fromkeys(names, 0)
+    scores: dict[str, list[float]] = {codec: [] for codec in names}
     full: list[float] = []
     for number, (task, prompt) in enumerate(zip(asked, prompts, strict=True), 1):
         full.append(task.score(ask(engine, prompt, ReuseOptions(enabled=False)).text))
         right: list[int] = []
-        for codec in codec_names():
+        for codec in names:
             options = ReuseOptions(namespace=namespace_of(codec))
             answer = ask(engine, prompt, options)
             assert answer.report.codecs == (codec,), answer.report
@@ -184,9 +194,10 @@ def answers(
                 "compared_tokens": places,
                 "equal_answers": whole[codec] / number,
                 "score": 100 * statistics.mean(scores[codec]),
+                "from_plain": difference(scores[codec], scores["plain"]),
                 "full_prefill_score": 100 * statistics.mean(full),
             }
-            for codec in codec_names()
+            for codec in names
         }
 
 
@@ -196,8 +207,28 @@ def ask(engine: Engine, prompt: list[int], options: ReuseOptions) -> Any:
     return engine.generate(prompt, sampling=sampling, reuse=options)
 
 
-def errors(copies: KVStore, model: str, told: dict[str, Any]) -> tuple[int, int]:
-    """Add the relative error of K and V by layer; the shape of K."""
+def difference(scores: list[float], plain: list[float]) -> list[float]:
+    """Points that a score is above plain's, in pairs, and the ends of the 95 % interval (bootstrap)."""
+    apart = 100 * (np.array(scores) - np.array(plain))
+    drawn = np.random.default_rng(0).choice(apart, (DRAWS, len(apart))).mean(1)
+    return [round(float(one), 2) for one in (apart.mean(), *np.percentile(drawn, [2.5, 97.5]))]
+
+
+def file_bytes(path: Path, codec: str, layers: int, shape: tuple[int, int]) -> float:
+    """Bytes of a token in a chunk file with sensitivities; bfloat16."""
+    empty, tokens = token_array([]), token_array(range(TOKENS))
+    model, name = "0" * 64, "default"
+    id_ = chunk_id(model, name, empty, tokens)
+    header = ChunkHeader(
+        id_, model, name, "document", tokens, empty, "bfloat16", layers, codec=codec
+    )
+    one = (torch.randn(TOKENS, *shape).bfloat16(), torch.randn(TOKENS, *shape).bfloat16())
+    sensitivity = torch.zeros(layers, TOKENS, dtype=torch.uint8)
+    return write_chunk(path, header, [one] * layers, sensitivity) / TOKENS
+
+
+def errors(copies: KVStore, model: str, told: dict[str, Any]) -> tuple[int, tuple[int, int]]:
+    """Add the relative error of K and V by layer; the number of layers, and the shape of K."""
     right = sorted(copies.chunks(model, namespace_of("plain")), key=lambda one: one.created_at)
     shape = (0, 0)
     for codec in told:
@@ -219,7 +250,7 @@ def errors(copies: KVStore, model: str, told: dict[str, Any]) -> tuple[int, int]
             which: [round(layer[place], 5) for layer in relative]
             for place, which in enumerate("kv")
         }
-    return shape
+    return len(sums), shape
 
 
 def _squares(difference: Tensor, right: Tensor) -> Tensor:
@@ -227,13 +258,13 @@ def _squares(difference: Tensor, right: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def speeds(shape: tuple[int, int]) -> dict[str, dict[str, Any]]:
+def speeds(names: Sequence[str], shape: tuple[int, int]) -> dict[str, dict[str, Any]]:
     """GB/s of stored bytes, bfloat16, in one thread."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     keys, values = (torch.randn(TOKENS, *shape, generator=generator).bfloat16() for _ in range(2))
     encoded, rates, profiles = {}, {}, {}
-    for name in codec_names():
+    for name in names:
         codec = codec_named(name)
         encoded[name] = EncodedLayer(codec, codec.encode(keys, values), keys.dtype)
         rates[name] = {"encode": list[float](), "decode": list[float]()}
@@ -291,8 +322,9 @@ def draw(figure: Any, codecs: dict[str, Any]) -> None:
     left.set(xlabel="layer", ylabel="relative error", yscale="log")
     left.legend(fontsize=7)
     for codec, told in codecs.items():
-        right.scatter(told["bytes_per_token"], 100 * told["agreement"])
-        right.annotate(codec, (told["bytes_per_token"], 100 * told["agreement"]))
+        place = (told["bytes_per_token"]["the model"], 100 * told["agreement"])
+        right.scatter(*place)
+        right.annotate(codec, place)
     right.set(xlabel="bytes a token", ylabel="equal tokens, % of the answer out of plain chunks")
 
 

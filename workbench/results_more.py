@@ -42,11 +42,11 @@ def ray_lines(figures: Mapping[str, Any]) -> list[list[str]]:
 def codec_lines(figures: Mapping[str, Any]) -> list[list[str]]:
     """A row for each codec."""
     head = [
-        *("codec", "bytes a token", "smaller"),
+        *("codec", "bytes a token", "smaller", "8B: smaller"),
         *(
             "error of K, V (mean over layers)",
             "equal tokens",
-            "score",
+            "score, from `plain`'s",
             "encode, GB/s",
             "decode, GB/s",
         ),
@@ -56,15 +56,17 @@ def codec_lines(figures: Mapping[str, Any]) -> list[list[str]]:
     for name, told in figures["codecs"].items():
         speed = told["speed"]["8B"]
         encode = speed["encode_gb_per_s"]
+        shift, low, high = told["from_plain"]
+        apart = [] if name == "plain" else [f"{shift:+.1f} ({low:+.1f} to {high:+.1f})"]
         errors = [sum(told["error"][which]) / len(told["error"][which]) for which in "kv"]
         lines.append(
             [
                 f"`{name}`",
-                f"{told['bytes_per_token']:,.0f}",
-                f"{plain / told['bytes_per_token']:.2f}x",
+                f"{told['bytes_per_token']['the model']:,.0f}",
+                *(f"{plain[of] / told['bytes_per_token'][of]:.2f}x" for of in ("the model", "8B")),
                 ", ".join(f"{one:.4f}" for one in errors),
                 f"{100 * told['agreement']:.1f} %",
-                f"{told['score']:.1f}",
+                ", ".join([f"{told['score']:.1f}", *apart]),
                 "" if encode is None else f"{encode['median']:.1f}",
                 f"{speed['decode_gb_per_s']['median']:.1f}",
             ]

@@ -35,6 +35,7 @@ SERVED = (
     "phi",
     "gemma2_sliding",
     "gemma3_sliding",
+    "gpt_oss",
     "mistral_sliding",
     "paddleocr_vl",
 )

@@ -40,6 +40,11 @@ RUNS = 8
 # Largest relative error, by dtype: far above rounding, far below a wrong rotation (about 1).
 TOLERANCES = {torch.float32: 0.005, torch.float16: 0.05, torch.bfloat16: 0.15}
 
+# The same of K and V that were computed at two positions, with a cache of 8 bits. Keys are rounded
+# otherwise at each, so hidden states drift apart from layer to layer: K and V are 0.11 apart behind
+# SmolLM2-135M's 30 layers, and by a wrong rotation 0.36 at least.
+DRIFT_8_BITS = 0.3
+
 
 class _MemorySource:
     def __init__(self, layers: list[tuple[Tensor, Tensor]]) -> None:
@@ -95,19 +100,22 @@ class _Gate:
         there, _ = self._computed(chunk, SHIFT)
         for index, layer in enumerate(self._model.layers):
             (keys, values), (moved_keys, moved_values) = here[index], there[index]
-            if not self._close(values, moved_values):
+            drifts = index and layer.attention.kv_cache_dtype.startswith("fp8")
+            tolerance = max(self._tolerance, DRIFT_8_BITS) if drifts else self._tolerance
+            if not self._close(values, moved_values, tolerance):
                 return (
                     f"the values of layer {index} change with the position: "
                     "its positions are not relative"
                 )
-            for candidate in layer.candidates:
-                moved = keys if candidate is None else candidate.rotate(keys, SHIFT)
-                if self._error(moved, moved_keys) <= self._tolerance:
-                    self._close(moved, moved_keys)
-                    layer.rotary = candidate
-                    break
-            else:
+            moved = [
+                keys if candidate is None else candidate.rotate(keys, SHIFT)
+                for candidate in layer.candidates
+            ]
+            errors = [self._error(one, moved_keys) for one in moved]
+            best = errors.index(min(errors))
+            if not self._close(moved[best], moved_keys, tolerance):
                 return f"the keys of layer {index} cannot be moved to another position"
+            layer.rotary = layer.candidates[best]
         return None
 
     def check_blends(self) -> str | None:
@@ -196,7 +204,7 @@ class _Gate:
         a, b = a.float(), b.float()
         return float((a - b).norm() / b.norm().clamp_min(1e-9))
 
-    def _close(self, a: Tensor, b: Tensor) -> bool:
+    def _close(self, a: Tensor, b: Tensor, tolerance: float | None = None) -> bool:
         error = self._error(a, b)
         self.largest_error = max(self.largest_error, error)
-        return error <= self._tolerance
+        return error <= (self._tolerance if tolerance is None else tolerance)
