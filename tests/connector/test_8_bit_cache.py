@@ -1,7 +1,6 @@
 """An 8-bit KV cache (`kv_cache_dtype="fp8"`): answers as plain vLLM's. On a CPU it needs AVX-512.
 
-A token's K and V are rounded alike whoever computes them, so tokens that are computed again are the same.
-A key that is moved is rounded twice.
+K and V of a token are rounded alike, in a blend and in plain prefill. A key that is moved is rounded twice.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ PREFIX = random_tokens(900, 50)
 def served(
     request: pytest.FixtureRequest, engines: Engines, tiny_model: Callable[[str], Path]
 ) -> Iterator[tuple[Engine, list[Stored], Stored]]:
-    folder = tiny_model(request.param)
-    with engines.own(folder, dtype="bfloat16", kv_cache_dtype="fp8") as engine:
+    arch, kept = request.param
+    with engines.own(tiny_model(arch), dtype="bfloat16", kv_cache_dtype=kept) as engine:
         assert engine.gate.servable, engine.gate.reason
         tokens = [random_tokens(seed, 70 + 7 * seed) for seed in range(4)]
         chunks = store_chunks(engine, tokens[:3], namespace="default")

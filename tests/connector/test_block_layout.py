@@ -189,6 +189,7 @@ def test_a_model_with_such_a_cache_is_refused() -> None:
         ("amx", torch.bfloat16, torch.bfloat16),
         ("vec", torch.bfloat16, FP8),
         ("amx", torch.bfloat16, FP8),
+        ("vec", torch.bfloat16, torch.float8_e5m2),
     ],
 )
 def test_blocks_of_vllm_on_a_cpu(isa: str, dtype: torch.dtype, kept: torch.dtype) -> None:
@@ -201,8 +202,8 @@ def test_blocks_of_vllm_on_a_cpu(isa: str, dtype: torch.dtype, kept: torch.dtype
     shapes = (SHAPES[0], SHAPES[0])
     cache = torch.zeros(3, HEADS, 2 * TOKENS, KEY_DIM, dtype=dtype)
     name = "auto"
-    if kept == FP8:
-        cache, name = cache.to(torch.uint8), "fp8_e4m3"
+    if kept.itemsize == 1:
+        cache, name = cache.to(torch.uint8), "fp8_e4m3" if kept == FP8 else "fp8_e5m2"
     scales = (SCALES._k_scale_float, SCALES._v_scale_float)
 
     def write(keys: Tensor, values: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from semkv_rag.store import ChunkHeader, KVStore
 from semkv_rag.store.files.beneath import file_bytes
 from semkv_rag.store.files.paths import chunk_files, temporary_files
 from semkv_rag.store.index import rest
-from semkv_rag.store.objects import waiting
+from semkv_rag.store.objects import objects, waiting
 from semkv_rag.store.objects.objects import READ_S, Objects, Part
 from semkv_rag.store.objects.shared_files import SharedFiles
 from semkv_rag.store.upkeep import contents
@@ -269,4 +269,19 @@ def test_who_adds_waits_for_a_slow_object_store_longer_than_a_request(
     with shared.open("one") as one:
         header = write(one, 1)
         proxy.fault = "slow"
+        assert one.add([header]) == {header.id}
+
+
+def test_a_write_that_takes_too_long_is_tried_again(
+    shared: Shared, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "WRITE_S", 1.0)
+    with shared.open("one") as one:
+        proxy.fault = "hanging"
+        proxy.requests = 0
+        timer = threading.Timer(1.5, lambda: setattr(proxy, "fault", "none"))
+        timer.start()
+        header = write(one, 1)
+        timer.join()
+        assert proxy.requests > 1
         assert one.add([header]) == {header.id}

@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 READ_S: Final = 2.0
 """What one read of a few megabytes may take. Whoever waits for it may give up sooner."""
 WRITE_S: Final = 30.0
-"""The same of one write, of listing, and of asking for sizes: no request waits for these."""
+"""The same of one write, of listing, and of asking for sizes: no request waits for these. What took
+longer is tried twice more."""
 AT_ONCE: Final = 16
 _PART_BYTES: Final = 8 << 20
 _LONGEST_TEXT: Final = 200
@@ -144,11 +145,11 @@ class Objects:
 
     @cached_property
     def _reading(self) -> Any:
-        return _client(self.url, READ_S, retries=1)
+        return _client(self.url, READ_S, retries=1, in_all_s=READ_S)
 
     @cached_property
     def _writing(self) -> Any:
-        return _client(self.url, WRITE_S, retries=3)
+        return _client(self.url, WRITE_S, retries=3, in_all_s=2.5 * WRITE_S)
 
     def _client(self, name: str) -> Any:
         with self._lock:
@@ -191,7 +192,13 @@ def _obstore() -> Any:
     return obstore
 
 
-def _client(url: str, timeout_s: float, *, retries: int) -> Any:
+def _client(url: str, timeout_s: float, *, retries: int, in_all_s: float) -> Any:
+    """obstore's client.
+
+    Args:
+        timeout_s: of each try.
+        in_all_s: after which nothing is tried once more.
+    """
     _obstore()
     from obstore.store import from_url
 
@@ -209,7 +216,7 @@ def _client(url: str, timeout_s: float, *, retries: int) -> Any:
         retry = {
             "max_retries": retries,
             "backoff": backoff,
-            "retry_timeout": timedelta(seconds=timeout_s),
+            "retry_timeout": timedelta(seconds=in_all_s),
         }
         options = {"client_options": client, "retry_config": retry}
     with _in_words():
