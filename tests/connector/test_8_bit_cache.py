@@ -1,6 +1,6 @@
 """An 8-bit KV cache (`kv_cache_dtype="fp8"`): answers as plain vLLM's. On a CPU it needs AVX-512.
 
-K and V of a token are rounded alike, in a blend and in plain prefill. A key that is moved is rounded twice.
+A token's K and V are rounded alike in a blend and in plain prefill. A key that is moved is rounded twice.
 """
 
 from __future__ import annotations
@@ -38,13 +38,17 @@ SERVED = (
     "mistral_sliding",
     "paddleocr_vl",
 )
-ALWAYS = ("llama", "gemma3_sliding")
+ALWAYS = (("llama", "fp8"), ("gemma3_sliding", "fp8"))
+CASES = [*((arch, "fp8") for arch in SERVED), ("llama", "fp8_e5m2")]
 PREFIX = random_tokens(900, 50)
 
 
 @pytest.fixture(
     scope="module",
-    params=[one if one in ALWAYS else pytest.param(one, marks=pytest.mark.soak) for one in SERVED],
+    params=[
+        pytest.param(case, marks=() if case in ALWAYS else pytest.mark.soak, id="-".join(case))
+        for case in CASES
+    ],
 )
 def served(
     request: pytest.FixtureRequest, engines: Engines, tiny_model: Callable[[str], Path]
