@@ -20,8 +20,10 @@ $(READY): requirements/cpu.lock pyproject.toml $(foreach i,$(INTEGRATIONS),$(i)/
 # What the tests' many processes import is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Two processes, each of which keeps the engines that its tests share.
-PYTEST := $(RUN) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+# Four processes, each of which keeps the engines that its tests share: up to 4 GB. Two where memory is short, and
+# for loops that keep all cores busy.
+PROCESSES := $(shell awk '/MemTotal/ { print $$2 < 20e6 ? 2 : 4 }' /proc/meminfo)
+PYTEST = $(RUN) -m pytest -n $(PROCESSES) --dist loadgroup --no-loadscope-reorder
 
 # For the tests of pages: a headless Chromium, where none is installed and npm can fetch one (of x86-64).
 has = $(shell command -v $(1))
@@ -47,6 +49,7 @@ UNPACK := const fs = require("fs"), packed = fs.readFileSync("chromium.br"); \
 	fs.writeFileSync("chromium", require("zlib").brotliDecompressSync(packed), {mode: 0o755})
 
 # What takes long, and loops of kills and faults. make soak ROUNDS=10: loops for a night.
+soak: PROCESSES := 2
 soak: setup model build/triton/.ready build/sbom/.ready build/deploy/.ready $(if $(call has,npm),build/azurite/.ready)
 	SOAK_ROUNDS=$(or $(ROUNDS),1) $(PYTEST) -m soak --ignore $(FLEET) --durations 0 --durations-min 1
 	SOAK_ROUNDS=$(or $(ROUNDS),1) $(RUN) -m pytest -m soak $(FLEET) --durations 0 --durations-min 1

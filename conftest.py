@@ -1,9 +1,9 @@
-"""What tests share: models, engines, a server, and how all of it is spread over two processes.
+"""What tests share: models, engines, a server, and how all of it is spread over processes.
 
-`make test` runs in two processes (pytest-xdist), each on half of the cores. An engine that tests of one
-file use is that file's; one that several files use is a fixture here, is started once by each process
-that needs it, and lives as long as the process (`workbench/engines.py`). Tests keep apart by namespace:
-`namespace` is a fresh one for each.
+`make test` runs in four processes (pytest-xdist), which share the cores: two of them would wait for a third
+of the time. An engine that tests of one file use is that file's; one that several files use is a fixture
+here, is started once by each process that needs it, and lives as long as the process
+(`workbench/engines.py`). Tests keep apart by namespace: `namespace` is a fresh one for each.
 
 The tests of a file stay in one process, and so do all that use one of `SHARED`.
 """
@@ -35,8 +35,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     cores = sorted(os.sched_getaffinity(0))
-    first = int(worker.removeprefix("gw")) % len(cores)
-    own = cores[first :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
+    step = min(int(os.environ["PYTEST_XDIST_WORKER_COUNT"]), len(cores))
+    own = cores[int(worker.removeprefix("gw")) % step :: step]
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, own)))
     # PyTorch outside of vLLM: threads of two processes that wait for each other's cores spin.
     os.environ.setdefault("OMP_NUM_THREADS", str(len(own)))
@@ -61,7 +61,7 @@ SHARED = ("server", "taught", "tools", "llava")
 STARTS_ENGINES = {*SHARED, "engine", "engines"}
 """A test that uses one of these is marked `engine`; others that start one say so themselves."""
 
-# What takes minutes begins first, so that both processes end at about the same time.
+# What takes minutes begins first, so that all processes end at about the same time.
 LONGEST = (
     "server",
     "tests/docs/test_blocks.py",
