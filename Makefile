@@ -21,7 +21,7 @@ $(READY): requirements/cpu.lock pyproject.toml $(foreach i,$(INTEGRATIONS),$(i)/
 unexport PYTHONDONTWRITEBYTECODE
 
 # Four processes, each of which keeps the engines that its tests share: up to 4 GB. Two where memory is short, and
-# for loops that keep all cores busy.
+# where the cores are busy anyway.
 PROCESSES := $(shell awk '/MemTotal/ { print $$2 < 20e6 ? 2 : 4 }' /proc/meminfo)
 PYTEST = $(RUN) -m pytest -n $(PROCESSES) --dist loadgroup --no-loadscope-reorder
 
@@ -31,6 +31,7 @@ BROWSER := $(if $(call has,chromium)$(call has,chromium-browser)$(call has,googl
 
 # Lint, types, import rules, then the tests on real vLLM. make test FAST=1: what needs no engine and is not marked slow.
 ifdef FAST
+test: PROCESSES := 2
 test: setup
 	$(PYTEST) -m "not engine and not slow and not soak"
 else
