@@ -20,6 +20,7 @@ from semkv_rag.errors import SemKVError
 
 POLL_SECONDS = 0.005
 WRITE_TIMEOUT_SECONDS = 120.0
+"""Longer than the write of one file may take, with all that is tried again."""
 
 
 class Tickets:
@@ -108,6 +109,7 @@ class Capturing:
         self._items = iter(items)
         self._in_flight = in_flight
         self._pending: dict[str, _Pending] = {}
+        self._written_at = time.monotonic()
 
     def __iter__(self) -> Iterator[CaptureResult]:
         exhausted = False
@@ -153,6 +155,7 @@ class Capturing:
         ranks = self._tickets.results(pending.ticket)
         if ranks is None:
             return self._without_answer(pending)
+        self._written_at = time.monotonic()
         error = next((fields["error"] for fields in ranks if fields["error"]), None)
         size = sum(fields["bytes"] for fields in ranks)
         return CaptureResult(pending.item, 0 if error else size, error)
@@ -167,6 +170,7 @@ class Capturing:
             raise fault
         now = time.monotonic()
         pending.prefilled_at = pending.prefilled_at or now
-        if now - pending.prefilled_at > WRITE_TIMEOUT_SECONDS:
+        # While others are written, it waits behind them.
+        if now - max(pending.prefilled_at, self._written_at) > WRITE_TIMEOUT_SECONDS:
             return CaptureResult(pending.item, 0, "the engine did not say that it was written")
         return None

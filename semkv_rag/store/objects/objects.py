@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 READ_S: Final = 2.0
 """What one read of a few megabytes may take. Whoever waits for it may give up sooner."""
 WRITE_S: Final = 30.0
-"""The same of one write, of listing, and of asking for sizes: no request waits for these. What took
-longer is tried twice more."""
+"""The same of one write, of listing, and of asking for sizes: no request waits for these. What takes
+longer is tried again."""
 AT_ONCE: Final = 16
 _PART_BYTES: Final = 8 << 20
 _LONGEST_TEXT: Final = 200
