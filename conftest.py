@@ -1,8 +1,8 @@
 """What tests share: models, engines, a server, and how all of it is spread over processes.
 
-`make test` runs in four processes (pytest-xdist), which share the cores: two would wait for a third of
-the time. An engine that tests of one file use is that file's; one that several files use is a fixture
-here, is started once by each process that needs it, and lives as long as the process
+`make test` runs in four processes (pytest-xdist), which share the cores: while a test of one waits,
+another's runs. An engine that tests of one file use is that file's; one that several files use is a
+fixture here, is started once by each process that needs it, and lives as long as the process
 (`workbench/engines.py`). Tests keep apart by namespace: `namespace` is a fresh one for each.
 
 The tests of a file stay in one process, and so do all that use one of `SHARED`.

@@ -12,7 +12,7 @@ agreement   the preset `balanced` out of each codec's chunks against the same ou
 score       of the answers, RULER's family and questions on articles (benchmarks/quality_real), points;
             and how far it is from the score out of plain chunks, with a 95 % interval over the contexts
 
-    python benchmarks/codecs.py [--model FOLDER] [--contexts 42] [--dtype bfloat16] [--codec NAME]
+    python benchmarks/codecs.py [--model FOLDER] [--contexts 42] [--dtype bfloat16]
 
 Writes build/bench/codecs.json after each context, and codecs.png. A context takes six seconds on two
 cores.
@@ -25,18 +25,18 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.quality_real import tasks
+from benchmarks.quality_real.report import interval
 from semkv_rag import Engine
 from semkv_rag.config import ReuseOptions
 from semkv_rag.corpus.capture import CaptureItem
@@ -50,7 +50,6 @@ TOKENS, ROUNDS = 512, 40
 ERROR_CHUNKS = 16
 LARGE = (32, (8, 128))
 """Layers, and `(kv_heads, head_dim)`, of an 8B model such as Qwen3's or Llama 3's."""
-DRAWS = 2000
 INSTRUCTION = "Answer the question by the passages, in as few words as you can.\n\n"
 MAX_TOKENS = 24
 
@@ -62,10 +61,8 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=192, help="of each passage, at most")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--codec", action="append", choices=codec_names()[1:], help="only these")
     parser.add_argument("--name", default="codecs", help="of the output")
     arguments = parser.parse_args()
-    names = ("plain", *(arguments.codec or codec_names()[1:]))
     figures: dict[str, Any] = {
         "model": arguments.model.name,
         "dtype": arguments.dtype,
@@ -100,17 +97,19 @@ def main() -> None:
             ]
             prompts = [store(engine, plain, task) for task in asked]
             model = engine.fingerprint
-            figures["codecs"] = {codec: {"bytes_per_token": {}, "speed": {}} for codec in names}
-            for codec in names:
+            figures["codecs"] = {
+                codec: {"bytes_per_token": {}, "speed": {}} for codec in codec_names()
+            }
+            for codec in codec_names():
                 copy_as(codec, plain, model, "default", copies)
             own = errors(copies, model, figures["codecs"])
             for what, (layers, shape) in {"the model": own, "8B": LARGE}.items():
-                rates = speeds(names, shape)
+                rates = speeds(shape)
                 for codec, told in figures["codecs"].items():
                     path = folder / "chunk.safetensors"
                     told["bytes_per_token"][what] = file_bytes(path, codec, layers, shape)
                     told["speed"][what] = rates[codec]
-            for done, compared in enumerate(answers(names, engine, asked, prompts), 1):
+            for done, compared in enumerate(answers(engine, asked, prompts), 1):
                 for codec, told in compared.items():
                     figures["codecs"][codec] |= told
                 figures["contexts"] = done
@@ -158,17 +157,17 @@ def store(engine: Engine, plain: KVStore, task: tasks.Task) -> list[int]:
 
 
 def answers(
-    names: Sequence[str], engine: Engine, asked: list[tasks.Task], prompts: list[list[int]]
+    engine: Engine, asked: list[tasks.Task], prompts: list[list[int]]
 ) -> Iterator[dict[str, dict[str, Any]]]:
     """Agreement with the answers out of plain chunks, and the score, by codec, after each context."""
-    equal, places = dict.fromkeys(names, 0), 0
-    whole = dict.fromkeys(names, 0)
-    scores: dict[str, list[float]] = {codec: [] for codec in names}
+    equal, places = dict.fromkeys(codec_names(), 0), 0
+    whole = dict.fromkeys(codec_names(), 0)
+    scores: dict[str, list[float]] = {codec: [] for codec in codec_names()}
     full: list[float] = []
     for number, (task, prompt) in enumerate(zip(asked, prompts, strict=True), 1):
         full.append(task.score(ask(engine, prompt, ReuseOptions(enabled=False)).text))
         right: list[int] = []
-        for codec in names:
+        for codec in codec_names():
             options = ReuseOptions(namespace=namespace_of(codec))
             answer = ask(engine, prompt, options)
             assert answer.report.codecs == (codec,), answer.report
@@ -197,7 +196,7 @@ def answers(
                 "from_plain": difference(scores[codec], scores["plain"]),
                 "full_prefill_score": 100 * statistics.mean(full),
             }
-            for codec in names
+            for codec in codec_names()
         }
 
 
@@ -208,10 +207,9 @@ def ask(engine: Engine, prompt: list[int], options: ReuseOptions) -> Any:
 
 
 def difference(scores: list[float], plain: list[float]) -> list[float]:
-    """Points that a score is above plain's, in pairs, and the ends of the 95 % interval (bootstrap)."""
-    apart = 100 * (np.array(scores) - np.array(plain))
-    drawn = np.random.default_rng(0).choice(apart, (DRAWS, len(apart))).mean(1)
-    return [round(float(one), 2) for one in (apart.mean(), *np.percentile(drawn, [2.5, 97.5]))]
+    """Points that a score is above plain's, and the ends of the 95 % interval over the contexts."""
+    apart = [{"points": 100 * (a - b)} for a, b in zip(scores, plain, strict=True)]
+    return interval(apart, lambda rows: statistics.fmean(row["points"] for row in rows))
 
 
 def file_bytes(path: Path, codec: str, layers: int, shape: tuple[int, int]) -> float:
@@ -258,13 +256,13 @@ def _squares(difference: Tensor, right: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def speeds(names: Sequence[str], shape: tuple[int, int]) -> dict[str, dict[str, Any]]:
+def speeds(shape: tuple[int, int]) -> dict[str, dict[str, Any]]:
     """GB/s of stored bytes, bfloat16, in one thread."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     keys, values = (torch.randn(TOKENS, *shape, generator=generator).bfloat16() for _ in range(2))
     encoded, rates, profiles = {}, {}, {}
-    for name in names:
+    for name in codec_names():
         codec = codec_named(name)
         encoded[name] = EncodedLayer(codec, codec.encode(keys, values), keys.dtype)
         rates[name] = {"encode": list[float](), "decode": list[float]()}

@@ -156,7 +156,7 @@ def against(rows: Sequence[Row], ours: str, theirs: str) -> dict[str, list[float
     both = [row for row in rows if ours in row["ways"] and theirs in row["ways"]]
 
     def less(field: str) -> list[float]:
-        return _interval(
+        return interval(
             both,
             lambda some: np.mean(_each(some, ours, field)) - np.mean(_each(some, theirs, field)),
         )
@@ -179,7 +179,7 @@ def reliability(rows: Sequence[Row], bins: int = 6) -> str:
     """The table of expected and observed losses, as many blends in each line."""
     lines = ["| expected loss | blends | mean expected | mean KL |", "|---|---|---|---|"]
     for part in np.array_split(np.array(risks(rows)), bins):
-        drawn = _interval(
+        drawn = interval(
             [{"kl": kl} for _, kl in part], lambda some: np.mean([r["kl"] for r in some])
         )
         lines.append(
@@ -198,7 +198,7 @@ def expectations(rows: Sequence[Row]) -> str:
         if seen:
             contexts = len({row["context"] for row in seen})
             expected = np.mean([row["ways"][way]["risk"]["loss"] for row in seen])
-            kl = _interval(seen, lambda some, way=way: np.mean(_each(some, way, "kl")))
+            kl = interval(seen, lambda some, way=way: np.mean(_each(some, way, "kl")))
             lines.append(
                 f"| {told(way)} | {len(seen)} ({contexts}) | {expected:.4f} "
                 f"| {kl[0]:.4f} [{kl[1]:.4f}, {kl[2]:.4f}] |"
@@ -227,17 +227,17 @@ def _line(rows: Sequence[Row], way: str) -> dict[str, Any]:
         "contexts": len(having),
         "charged": round(float(np.mean(_each(having, way, "charged"))), 3),
         "kl_mean": round(float(np.mean(_each(having, way, "kl"))), 4),
-        "kl": _interval(having, lambda some: np.mean(_each(some, way, "kl"))),
+        "kl": interval(having, lambda some: np.mean(_each(some, way, "kl"))),
         "kl_median": round(float(np.median(_each(having, way, "kl"))), 4),
-        "equal_tokens": _interval(having, lambda some: np.mean(_each(some, way, "equal"))),
+        "equal_tokens": interval(having, lambda some: np.mean(_each(some, way, "equal"))),
         "whole_answers": round(float(np.mean(_each(having, way, "same"))), 3),
-        "score_kept": _interval(
+        "score_kept": interval(
             scored,
             lambda some: (
                 np.sum(_each(some, way, "score")) / max(sum(row["full"] for row in some), 1e-9)
             ),
         ),
-        "given_back_median": _interval(given, lambda some: np.median(_given_back(some, way))),
+        "given_back_median": interval(given, lambda some: np.median(_given_back(some, way))),
         "worse_than_plain_reuse": round(
             float(np.mean([_worse(row, way) for row in having])),
             3,
@@ -258,7 +258,7 @@ def _worse(row: Row, way: str) -> bool:
     return bool(row["ways"][way]["kl"] > row["ways"][BASE]["kl"] + 0.002)
 
 
-def _interval(rows: Sequence[Row], of: Callable[[Sequence[Row]], Any]) -> list[float]:
+def interval(rows: Sequence[Row], of: Callable[[Sequence[Row]], Any]) -> list[float]:
     """The value and its 95 % interval: contexts drawn anew, each with all questions on it."""
     if not rows:
         return []

@@ -20,7 +20,7 @@ from semkv_rag.errors import SemKVError
 
 POLL_SECONDS = 0.005
 WRITE_TIMEOUT_SECONDS = 120.0
-"""Longer than the write of one file may take, with all that is tried again."""
+"""Longer than one file takes to be written at most: see `store.objects.objects.WRITE_TRIES_S`."""
 
 
 class Tickets:

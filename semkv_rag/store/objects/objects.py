@@ -25,8 +25,9 @@ logger = logging.getLogger(__name__)
 READ_S: Final = 2.0
 """What one read of a few megabytes may take. Whoever waits for it may give up sooner."""
 WRITE_S: Final = 30.0
-"""The same of one write, of listing, and of asking for sizes: no request waits for these. What takes
-longer is tried again."""
+"""The same of one write, of listing, and of asking for sizes, for which no request waits."""
+WRITE_TRIES_S: Final = 75.0
+"""Later than that behind its beginning no write is tried again."""
 AT_ONCE: Final = 16
 _PART_BYTES: Final = 8 << 20
 _LONGEST_TEXT: Final = 200
@@ -145,11 +146,11 @@ class Objects:
 
     @cached_property
     def _reading(self) -> Any:
-        return _client(self.url, READ_S, retries=1, in_all_s=READ_S)
+        return _client(self.url, READ_S, retries=1, tries_s=READ_S)
 
     @cached_property
     def _writing(self) -> Any:
-        return _client(self.url, WRITE_S, retries=3, in_all_s=2.5 * WRITE_S)
+        return _client(self.url, WRITE_S, retries=3, tries_s=WRITE_TRIES_S)
 
     def _client(self, name: str) -> Any:
         with self._lock:
@@ -192,12 +193,12 @@ def _obstore() -> Any:
     return obstore
 
 
-def _client(url: str, timeout_s: float, *, retries: int, in_all_s: float) -> Any:
+def _client(url: str, timeout_s: float, *, retries: int, tries_s: float) -> Any:
     """obstore's client.
 
     Args:
         timeout_s: of each try.
-        in_all_s: after which nothing is tried once more.
+        tries_s: after which nothing is tried again.
     """
     _obstore()
     from obstore.store import from_url
@@ -216,7 +217,7 @@ def _client(url: str, timeout_s: float, *, retries: int, in_all_s: float) -> Any
         retry = {
             "max_retries": retries,
             "backoff": backoff,
-            "retry_timeout": timedelta(seconds=in_all_s),
+            "retry_timeout": timedelta(seconds=tries_s),
         }
         options = {"client_options": client, "retry_config": retry}
     with _in_words():

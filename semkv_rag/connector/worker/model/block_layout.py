@@ -27,8 +27,8 @@ from semkv_rag.connector.worker.model.paged import Counts, PagedKV
 PROBED_BLOCK = 1  # the first behind vLLM's null block
 
 FP8_ERRORS = {torch.float8_e4m3fn: 0.13, torch.float8_e4m3fnuz: 0.13, torch.float8_e5m2: 0.26}
-"""The largest relative error of numbers that are kept in 8 bits: vLLM cuts bits off on a CPU, and rounds
-elsewhere."""
+"""The largest relative error of numbers that are kept in 8 bits. On a CPU vLLM cuts bits off; elsewhere
+it rounds."""
 
 WriteBlock: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Puts K and V, [block tokens, kv_heads, head_dim], into one block and gives its codes, [codes]."""
@@ -81,6 +81,11 @@ class BlockLayout:
     def shapes(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """Of a block's K and V, each [block tokens, kv_heads, head_dim]."""
         return self.keys.shape, self.values.shape
+
+    @property
+    def rounding(self) -> float:
+        """The largest relative error of a number that was written and is read back."""
+        return FP8_ERRORS.get(self.kept, 0.0)
 
     @property
     def reading(self) -> tuple[object, ...]:
@@ -202,9 +207,8 @@ def reads_back(layout: BlockLayout, write: WriteBlock) -> bool:
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randn(shape, generator=generator).to(layout.dtype) for shape in layout.shapes]
     codes = write(*rows)
-    largest = FP8_ERRORS.get(layout.kept, 0)
     return all(
-        bool(((read - row).abs() / row.abs().clamp_min(0.1)).max() <= largest)
+        bool(((read - row).abs() / row.abs().clamp_min(0.1)).max() <= layout.rounding)
         for read, row in zip(layout.unpack(codes[None]), rows, strict=True)
     )
 

@@ -20,7 +20,8 @@ def probe_layout(setting: BlendSetting, *, blocks: int, held: int) -> dict[str, 
         held: how many are written.
 
     Returns:
-        `largest_error`, relative; `blocks_changed`: those that were not to change; `layers`; `blocks`.
+        `largest_error`, relative; `rounding`, which it may be; `blocks_changed`: those that were not to
+        change; `layers`; `blocks`.
     """
     model, paged = setting.model, setting.model.paged
     held = min(held, (blocks - 1) // 2)
@@ -50,6 +51,7 @@ def probe_layout(setting: BlendSetting, *, blocks: int, held: int) -> dict[str, 
         "layers": len(model.layers),
         "blocks": held,
         "largest_error": largest,
+        "rounding": max(layout.rounding for layout in setting.layouts),
         "blocks_changed": changed,
     }
 
