@@ -108,7 +108,7 @@ class Asking:
         times = []
         with tiered(self._engine, encoders={}) as tiering:
             for side, prompt in zip(sides, prompts, strict=True):
-                tiering.cascade.options = PromptCacheOptions(capture=side == ON)
+                tiering.prompts_of(None)[0].options = PromptCacheOptions(capture=side == ON)
                 began = time.perf_counter()
                 answer = self._engine.generate(prompt, sampling=self._sampling)
                 total = 1000 * (time.perf_counter() - began)

@@ -18,12 +18,10 @@ class Lora:
 
     Attributes:
         path: its folder.
-        rank: as its configuration says.
     """
 
     name: str
     path: str
-    rank: int
 
     def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
         """Engine arguments with which the adapter is served.
@@ -31,9 +29,9 @@ class Lora:
         Args:
             given: the user's own, which hold.
         """
-        from semkv_rag.engine.launch import max_lora_rank
+        from semkv_rag.engine.adapters import serving_adapter
 
-        return {"max_lora_rank": max_lora_rank(self.rank), **given, "enable_lora": True}
+        return serving_adapter(self.path, given)
 
     def fingerprint(self, model: str, arguments: dict[str, Any]) -> str:
         """What its chunks are stored under."""
@@ -60,8 +58,8 @@ def lora_of(text: str | None) -> Lora | None:
     name, equals, path = text.partition("=")
     if not (name and equals and path):
         raise OptionError(f"--lora {text}: write NAME=PATH")
-    from semkv_rag.connector.adapter import adapter_digest, rank_of
+    from semkv_rag.connector.adapter import adapter_digest
 
     folder = str(Path(path).expanduser().resolve())
     adapter_digest(folder)
-    return Lora(name, folder, rank_of(folder))
+    return Lora(name, folder)

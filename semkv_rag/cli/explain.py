@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from semkv_rag.cli import options
+from semkv_rag.cli.adapters import lora_of
 from semkv_rag.cli.output import check_writable, data_only_stdout, print_json, print_rich, say
 from semkv_rag.cli.stored_of import stored_of
 from semkv_rag.config import DEFAULT_NAMESPACE
@@ -42,6 +43,7 @@ def explain_command(
     ] = None,
     html: options.Html = None,
     show_map: options.Map = False,
+    lora: options.LoraAdapter = None,
     engine_arg: options.EngineArgs = None,
     as_json: options.Json = False,
 ) -> None:
@@ -61,21 +63,24 @@ def explain_command(
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
         raise OptionError("the prompt is empty")
-    arguments = options.engine_args(engine_arg)
+    arguments, adapter = options.engine_args(engine_arg), lora_of(lora)
+    if adapter is not None:
+        arguments = adapter.arguments(arguments)
     with data_only_stdout(), options.open_store(store, index_url, read_only=True) as kv_store:
         check_model(model, arguments.get("download_dir"))
         from semkv_rag.engine.offline import OfflineModel
 
         with OfflineModel(model, **arguments) as offline:
             text, tokens = offline.render([{"role": "user", "content": text}] if chat else text)
-            report = stored_of(
-                kv_store, offline.fingerprint, namespace, tokens.tolist(), offline.tokenizer
-            )
+            fingerprint = offline.fingerprint
+            if adapter is not None:
+                fingerprint = offline.fingerprint_with(adapter.path)
+            report = stored_of(kv_store, fingerprint, namespace, tokens.tolist(), offline.tokenizer)
         known = {one.fingerprint: one.description for one in kv_store.models()}
-        with Cascade(kv_store, offline.fingerprint, cache_options, encoders) as cascade:
+        with Cascade(kv_store, fingerprint, cache_options, encoders) as cascade:
             cascade.load()
             found = cascade.explain(text, tokens, namespace, source_version=source_version)
-    if offline.fingerprint not in known:
+    if fingerprint not in known:
         names = sorted({description.get("model", "?") for description in known.values()})
         say(
             f"The store holds nothing of this model with these --engine-arg; it has {names}."

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from semkv_rag.cli import options
+from semkv_rag.cli.adapters import lora_of
 from semkv_rag.cli.output import (
     INTERRUPTED,
     data_only_stdout,
@@ -38,7 +39,7 @@ from semkv_rag.selectors import SELECTORS
 from semkv_rag.store.codecs import codec_names
 
 if TYPE_CHECKING:
-    from semkv_rag.engine import Engine
+    from semkv_rag.corpus import Capturer
 
 SHOWN = 5
 """Of questions that were not compared, so many are named."""
@@ -130,6 +131,7 @@ def quality_command(
             help="A file for a plot: agreement, KL and F1 by charge. Needs the extra plot.",
         ),
     ] = None,
+    lora: options.LoraAdapter = None,
     engine_arg: options.EngineArgs = None,
     as_json: options.Json = False,
 ) -> None:
@@ -163,6 +165,8 @@ def quality_command(
     if not precompute:
         options.open_store(store, index_url, read_only=True).close()
     check_model(model, arguments.get("download_dir"))
+    if (adapter := lora_of(lora)) is not None:
+        arguments = adapter.arguments(arguments)
     with data_only_stdout(), ExitStack() as stack:
         bar = stack.enter_context(ProgressBar("questions"))
         from semkv_rag.engine import Engine
@@ -177,12 +181,14 @@ def quality_command(
                 folder = stack.enter_context(TemporaryDirectory(prefix="semkv-quality-"))
                 where = {"store": folder}
             engine = stack.enter_context(Engine(model, **where, **arguments))
+            lora_request = None if adapter is None else adapter.request
+            capturer = engine if lora_request is None else engine.with_adapter(lora_request)
             sizes = {}
             if codec:
                 with options.open_store(store, index_url, read_only=True) as kv_store:
-                    sizes = copies(kv_store, engine, settings, namespace)
+                    sizes = copies(kv_store, capturer, settings, namespace)
             if precompute:
-                _precompute(engine, asked, form, namespace, bar)
+                _precompute(capturer, asked, form, namespace, bar)
             result = measure(
                 engine,
                 asked,
@@ -193,6 +199,7 @@ def quality_command(
                 target=target,
                 resume=resume,
                 namespace=settings[0].options.namespace if codec else None,
+                lora_request=lora_request,
                 on_progress=lambda done, total, name: bar.count(done, total, Path(name).name),
             )
         except KeyboardInterrupt:
@@ -232,15 +239,15 @@ def _read(path: Path) -> str:
 
 
 def _precompute(
-    engine: Engine, asked: Sequence[Question], form: Template, namespace: str, bar: ProgressBar
+    capturer: Capturer, asked: Sequence[Question], form: Template, namespace: str, bar: ProgressBar
 ) -> None:
     """Store the questions' own passages, behind what all prompts start with."""
     documents = [(one.name, [*map(str, one.passages)]) for one in asked if one.passages]
     if not documents:
         raise OptionError("--precompute: no question has ctxs")
-    prefix = chat_prefix(engine.tokenizer, form.prefix) if form.chat else form.prefix
+    prefix = chat_prefix(capturer.tokenizer, form.prefix) if form.chat else form.prefix
     result = precompute_texts(
-        engine, documents, namespace=namespace, prefix=prefix, on_progress=bar.update
+        capturer, documents, namespace=namespace, prefix=prefix, on_progress=bar.update
     )
     for failure in result.failures:
         say(f"{failure.source}: {failure.reason}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from semkv_rag.cli import options
+from semkv_rag.cli.adapters import lora_of
 from semkv_rag.cli.output import (
     INTERRUPTED,
     data_only_stdout,
@@ -49,6 +50,7 @@ def warm_command(
     ] = DEFAULT_NAMESPACE,
     prompt_cache: options.PromptCache = None,
     tier_encoder: options.TierEncoders = None,
+    lora: options.LoraAdapter = None,
     engine_arg: options.EngineArgs = None,
     as_json: options.Json = False,
 ) -> None:
@@ -62,16 +64,20 @@ def warm_command(
     cache_options, encoders = options.cache_options(prompt_cache or "{}", tier_encoder)
     lines = read_prompts(file, namespace)
     check_model(model, arguments.get("download_dir"))
+    adapter = lora_of(lora)
+    if adapter is not None:
+        arguments = adapter.arguments(arguments)
     with data_only_stdout(), ExitStack() as stack:
         from semkv_rag.engine.offline import OfflineModel
 
         with OfflineModel(model, **arguments) as offline:
             prompts = [_rendered(offline, line) for line in lines]
+        fingerprint = offline.fingerprint
+        if adapter is not None:
+            fingerprint = offline.fingerprint_with(adapter.path)
         place = options.place(store, cache_dir, cache_bytes)
         kv_store = stack.enter_context(KVStore(place, index_url=index_url))
-        cascade = stack.enter_context(
-            Cascade(kv_store, offline.fingerprint, cache_options, encoders)
-        )
+        cascade = stack.enter_context(Cascade(kv_store, fingerprint, cache_options, encoders))
         cascade.load()
         bar = stack.enter_context(ProgressBar("prompts"))
 
@@ -79,9 +85,11 @@ def warm_command(
             from semkv_rag.engine import Engine
 
             bar.starting(model)
-            return stack.enter_context(Engine(model, store=place, index_url=index_url, **arguments))
+            engine = Engine(model, store=place, index_url=index_url, **arguments)
+            stack.enter_context(engine)
+            return engine if adapter is None else engine.with_adapter(adapter.request)
 
-        capturer = LazyCapturer(kv_store, fingerprint=lambda: offline.fingerprint, start=start)
+        capturer = LazyCapturer(kv_store, fingerprint=lambda: fingerprint, start=start)
         try:
             result = warm(
                 capturer,

@@ -22,6 +22,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.lora.request import LoRARequest
 from vllm.renderers.hf import resolve_chat_template
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -111,6 +112,7 @@ class ChatService:
         prompt: str | Sequence[Mapping[str, Any]],
         fields: Mapping[str, Any],
         reuse: ReuseOptions,
+        lora: LoRARequest | None,
     ) -> dict[str, Any]:
         """OpenAI's whole response, as its JSON. Runs in a task of its own.
 
@@ -118,14 +120,15 @@ class ChatService:
             prompt: text or messages.
             fields: the request's further fields.
             reuse: the request's options.
+            lora: the adapter that answers; None for the model alone.
 
         Raises:
-            OptionError: vLLM does not take the request.
+            OptionError: vLLM does not take the request, or the adapter.
             EngineError: the engine stopped.
         """
         CALLER.set(Caller(reuse.namespace, reuse))
         with _errors():
-            response = await self._create(self._request(prompt, fields, reuse))
+            response = await self._create(self._request(prompt, fields, reuse, lora), lora)
         answer: dict[str, Any] = response.model_dump()
         return answer
 
@@ -134,6 +137,7 @@ class ChatService:
         prompt: str | Sequence[Mapping[str, Any]],
         fields: Mapping[str, Any],
         reuse: ReuseOptions,
+        lora: LoRARequest | None,
     ) -> AsyncIterator[dict[str, Any]]:
         """The chunks of OpenAI's streamed response, the report in the one that ends it.
 
@@ -143,7 +147,7 @@ class ChatService:
         CALLER.set(caller)
         with _errors():
             streamed = {**fields, "stream": True, "stream_options": {"include_usage": True}}
-            events = await self._create(self._request(prompt, streamed, reuse))
+            events = await self._create(self._request(prompt, streamed, reuse, lora), lora)
         return self._chunks(events, caller)
 
     async def _chunks(
@@ -164,6 +168,7 @@ class ChatService:
         prompt: str | Sequence[Mapping[str, Any]],
         fields: Mapping[str, Any],
         reuse: ReuseOptions,
+        lora: LoRARequest | None,
     ) -> Any:
         kind: Any = CompletionRequest if isinstance(prompt, str) else ChatCompletionRequest
         if unknown := fields.keys() - kind.model_fields.keys():
@@ -173,13 +178,16 @@ class ChatService:
             {
                 **fields,
                 **own,
-                "model": self._settings.args.model,
+                "model": self._settings.args.model if lora is None else lora.lora_name,
                 TRANSFER_FIELD: {PARAMS_KEY: reuse.to_mapping()},
             }
         )
 
-    async def _create(self, request: Any) -> Any:
+    async def _create(self, request: Any, lora: LoRARequest | None) -> Any:
         state = await self._state()
+        if lora is not None:
+            await self._llm.load_adapter(lora)
+            _name(lora, state.openai_serving_models)
         if isinstance(request, CompletionRequest):
             response = await state.openai_serving_completion.create_completion(request)
         else:
@@ -187,6 +195,19 @@ class ChatService:
         if isinstance(response, ErrorResponse):
             raise _fault(response.error.model_dump())
         return response
+
+
+def _name(lora: LoRARequest, served: Any) -> None:
+    """Have vLLM's serving classes know an adapter by its name.
+
+    Raises:
+        OptionError: they know another one by it.
+    """
+    known = served.lora_requests.setdefault(lora.lora_name, lora)
+    if (known.lora_int_id, known.lora_path) != (lora.lora_int_id, lora.lora_path):
+        raise OptionError(
+            f"two LoRA adapters are named {lora.lora_name}: {known.lora_path} and {lora.lora_path}"
+        )
 
 
 @contextmanager

@@ -6,6 +6,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from vllm.lora.request import LoRARequest
+
 from semkv_rag.config import ReuseOptions
 from semkv_rag.connector.messages import GateReport
 from semkv_rag.engine.client import ReportingLLM
@@ -40,6 +42,7 @@ class Checking:
         *,
         top: int = 20,
         reuse: ReuseOptions | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> list[Scored | None]:
         """What the model would have said in the place of each token of a given answer.
 
@@ -50,6 +53,7 @@ class Checking:
             prompt, answer: tokens, at least one each.
             top: of how many of the likeliest tokens.
             reuse: this request's options instead of the engine's.
+            lora_request: as for `Engine.generate`.
 
         Returns:
             For each token of the answer the log-probabilities in its place by token id: of the `top`
@@ -61,7 +65,7 @@ class Checking:
         """
         wishes = {PARAMS_KEY: (reuse or self.reuse).to_mapping()}
         return self._loop.call(
-            score(self._running(), self._request_id(), prompt, answer, top, wishes)
+            score(self._running(), self._request_id(), prompt, answer, top, wishes, lora_request)
         )
 
     def reset_prefix_cache(self) -> bool:

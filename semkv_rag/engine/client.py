@@ -161,11 +161,10 @@ class ReportingLLM(AsyncLLM):
                 options["trace_headers"] = trace.headers()
         outcome = Outcome(namespace, self.totals if counted else None, recent, trace)
         lora: LoRARequest | None = options.get("lora_request")
-        # What is stored of whole prompts is the model's alone.
-        lookup = self.prompt_lookup if counted and lora is None else None
+        lookup = self.prompt_lookup if counted else None
         try:
             if lookup is not None:
-                outcome.looked_up = await lookup.begin(prompt, sampling_params)
+                outcome.looked_up = await lookup.begin(prompt, sampling_params, lora)
             if outcome.looked_up is not None:
                 prompt, sampling_params = outcome.looked_up.prompt, outcome.looked_up.params
             async for output in super().generate(prompt, sampling_params, request_id, **options):

@@ -8,11 +8,10 @@ import math
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 from vllm import AsyncEngineArgs
 from vllm.config import ECTransferConfig, KVTransferConfig, ModelConfig, VllmConfig
-from vllm.config.lora import MaxLoRARanks
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
@@ -262,8 +261,3 @@ def adapter_fingerprint(model: str, path: str, **engine_args: Any) -> str:
     """
     config, _ = resolve(engine_arguments(model, engine_args), None)
     return adapter_model(config_fingerprint(config), adapter_digest(path), config.lora_config)
-
-
-def max_lora_rank(rank: int) -> int:
-    """vLLM's `max_lora_rank` for an adapter of a rank; the rank itself where vLLM has none."""
-    return next((one for one in get_args(MaxLoRARanks) if one >= rank), rank)

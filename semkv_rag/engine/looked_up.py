@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
 
 from semkv_rag.prompt_cache import Lookup
 from semkv_rag.report import ReuseReport
@@ -43,7 +44,9 @@ class LookedUp:
 class LooksUp(Protocol):
     """What the engine client calls around each request: `semkv_rag.engine.prompt_lookup`."""
 
-    async def begin(self, prompt: Any, params: SamplingParams) -> LookedUp | None: ...
+    async def begin(
+        self, prompt: Any, params: SamplingParams, lora: LoRARequest | None
+    ) -> LookedUp | None: ...
 
     def end(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -11,6 +12,7 @@ from vllm.renderers import renderer_from_config
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 
 from semkv_rag.closing import Closing
+from semkv_rag.connector.adapter import adapter_digest, adapter_model
 from semkv_rag.connector.fingerprint import config_fingerprint
 from semkv_rag.engine.launch import engine_arguments, kv_bytes_per_token, resolve
 from semkv_rag.errors import OptionError
@@ -41,8 +43,16 @@ class OfflineModel(Closing):
         self.fingerprint = config_fingerprint(config)
         self.max_model_len: int = config.model_config.max_model_len
         self.kv_bytes_per_token = kv_bytes_per_token(config, codec)
-        self._config = config.model_config
+        self._config, self._lora = config.model_config, config.lora_config
         self._renderer = renderer_from_config(config)
+
+    def fingerprint_with(self, adapter: str | Path) -> str:
+        """What the model with the LoRA adapter in a folder would have.
+
+        Raises:
+            OptionError: `enable_lora` is not among the engine arguments, or the folder holds no adapter.
+        """
+        return adapter_model(self.fingerprint, adapter_digest(str(adapter)), self._lora)
 
     @property
     def tokenizer(self) -> Any:

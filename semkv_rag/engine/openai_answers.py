@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from vllm.lora.request import LoRARequest
+
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine.bridge import Stream, stream_async
 from semkv_rag.engine.chat import ChatService, ChatSettings
@@ -37,6 +39,7 @@ class OpenAIAnswers:
         *,
         fields: Mapping[str, Any] | None = None,
         reuse: ReuseOptions | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> dict[str, Any]:
         """Answer text or messages by vLLM's own OpenAI layer, as `semkv serve` does over HTTP.
 
@@ -45,15 +48,18 @@ class OpenAIAnswers:
             fields: further fields of OpenAI's request, and vLLM's, such as `max_tokens`, `tools` or
                 `response_format`.
             reuse: this request's options instead of the engine's.
+            lora_request: as for `Engine.generate`. Each adapter needs a name of its own.
 
         Returns:
             OpenAI's response, with the reuse report under `["kv_transfer_params"]["semkv"]`.
 
         Raises:
-            OptionError: a field or the prompt's length cannot be used.
+            OptionError: a field, the prompt's length or the adapter cannot be used.
             EngineError: the engine stopped.
         """
-        return self._loop.call(self._service.answer(prompt, fields or {}, reuse or self.reuse))
+        return self._loop.call(
+            self._service.answer(prompt, fields or {}, reuse or self.reuse, lora_request)
+        )
 
     async def arespond(
         self,
@@ -61,9 +67,10 @@ class OpenAIAnswers:
         *,
         fields: Mapping[str, Any] | None = None,
         reuse: ReuseOptions | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> dict[str, Any]:
         """As `respond`, for an event loop; cancelling it aborts the request."""
-        answering = self._service.answer(prompt, fields or {}, reuse or self.reuse)
+        answering = self._service.answer(prompt, fields or {}, reuse or self.reuse, lora_request)
         return await asyncio.wrap_future(self._loop.submit(answering))
 
     def respond_stream(
@@ -72,12 +79,13 @@ class OpenAIAnswers:
         *,
         fields: Mapping[str, Any] | None = None,
         reuse: ReuseOptions | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> Stream[dict[str, Any]]:
         """As `respond`, chunk by chunk; the last one holds the report and no choices.
 
         The request is checked before this returns. Closing the stream aborts it.
         """
-        opening = self._service.open(prompt, fields or {}, reuse or self.reuse)
+        opening = self._service.open(prompt, fields or {}, reuse or self.reuse, lora_request)
         return Stream(self._loop.submit, self._loop.call(opening))
 
     async def arespond_stream(
@@ -86,9 +94,10 @@ class OpenAIAnswers:
         *,
         fields: Mapping[str, Any] | None = None,
         reuse: ReuseOptions | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[dict[str, Any], None]:
         """As `respond_stream`, for an event loop."""
-        opening = self._service.open(prompt, fields or {}, reuse or self.reuse)
+        opening = self._service.open(prompt, fields or {}, reuse or self.reuse, lora_request)
         chunks = await asyncio.wrap_future(self._loop.submit(opening))
         return stream_async(self._loop.submit, chunks)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from vllm import SamplingParams
 from vllm.inputs.engine import tokens_input
+from vllm.lora.request import LoRARequest
 
 from semkv_rag.config import DEFAULT_NAMESPACE
 from semkv_rag.corpus.capture import CaptureItem
@@ -28,7 +29,7 @@ from semkv_rag.engine.llm_capturer import LLMCapturer
 from semkv_rag.engine.looked_up import LookedUp
 from semkv_rag.errors import EngineError, OptionError, SemKVError
 from semkv_rag.prompt_cache import Cascade, Lookup
-from semkv_rag.report import ReuseReport, log_line
+from semkv_rag.report import Explored, ReuseReport, log_line
 from semkv_rag.reuse import tell_images_apart, token_array
 from semkv_rag.store import ChunkKey
 from semkv_rag.unicode_text import is_unicode, not_unicode
@@ -49,16 +50,17 @@ CLOSE_SECONDS = 60.0
 
 
 class PromptLookup:
-    """One per engine.
+    """One per engine. The model with a LoRA adapter has stored prompts of its own.
 
     Args:
-        cascade: closed with this.
+        cascade: of the model alone; closed with this.
         capturer: of the same engine.
         llm: asked whether requests are under way.
     """
 
     def __init__(self, cascade: Cascade, capturer: LLMCapturer, llm: ReportingLLM) -> None:
-        self.cascade = cascade
+        self._cascades = {capturer.fingerprint: cascade}
+        self._adding = threading.Lock()
         self._capturer = capturer
         self._llm = llm
         self._written: queue.Queue[tuple[Lookup, int]] = queue.Queue()
@@ -73,19 +75,24 @@ class PromptLookup:
 
     # ---- in the engine's loop ----------------------------------------------------------------
 
-    async def begin(self, prompt: Any, params: SamplingParams) -> LookedUp | None:
+    async def begin(
+        self, prompt: Any, params: SamplingParams, lora: LoRARequest | None
+    ) -> LookedUp | None:
         """Look a request up; None for one that wants no reuse, or cannot be looked up.
 
         Args:
             prompt: as vLLM's renderer gives it.
+            lora: the adapter that answers; None for the model alone.
         """
         try:
-            return await self._begin(prompt, params)
+            return await self._begin(prompt, params, lora)
         except Exception:
             logger.exception("The tiers failed; the request is answered without them")
             return None
 
-    async def _begin(self, prompt: Any, params: SamplingParams) -> LookedUp | None:
+    async def _begin(
+        self, prompt: Any, params: SamplingParams, lora: LoRARequest | None
+    ) -> LookedUp | None:
         if not isinstance(prompt, dict) or prompt.get("type") not in ("token", "multimodal"):
             return None
         extra = dict(params.extra_args or {})
@@ -93,16 +100,20 @@ class PromptLookup:
         wishes = dict(transfer.get(PARAMS_KEY) or {})
         if not wishes.get("enabled", True):
             return None
-        lookup = await asyncio.to_thread(self._look_up, prompt, wishes)
+        try:
+            cascade, capturer = await asyncio.to_thread(self.prompts_of, lora)
+        except OptionError:  # the adapter is in no folder of this machine
+            return None
+        lookup = await asyncio.to_thread(self._look_up, cascade, prompt, wishes)
         if lookup.tokens is not lookup.asked.tokens:
             prompt = tokens_input(lookup.tokens.tolist(), cache_salt=prompt.get("cache_salt"))
         ticket = None
-        wanted = params.n == 1 and await asyncio.to_thread(self.cascade.wants, lookup)
+        wanted = params.n == 1 and await asyncio.to_thread(cascade.wants, lookup)
         if wanted:
-            ticket, wishes[CAPTURE_KEY] = self._capturer.in_passing(
+            ticket, wishes[CAPTURE_KEY] = capturer.in_passing(
                 self._item(lookup), behind_exact=lookup.served is None
             )
-        if lookup.asked.image_keys and self.cascade.options.capture:
+        if lookup.asked.image_keys and cascade.options.capture:
             wishes[STORE_IMAGES_KEY] = True
         if lookup.near_image is not None:
             wishes[NEAR_IMAGES_KEY] = {lookup.asked.images_digest: lookup.near_image}
@@ -110,11 +121,11 @@ class PromptLookup:
         params.extra_args = {**extra, TRANSFER_FIELD: {**transfer, PARAMS_KEY: wishes}}
         return LookedUp(prompt, params, lookup, ticket)
 
-    def _look_up(self, prompt: dict[str, Any], wishes: dict[str, Any]) -> Lookup:
+    def _look_up(self, cascade: Cascade, prompt: dict[str, Any], wishes: dict[str, Any]) -> Lookup:
         images = images_of(prompt)
         tokens = token_array(prompt["prompt_token_ids"])
         text = prompt.get("prompt") or self._capturer.tokenizer.decode(tokens.tolist())
-        return self.cascade.lookup(
+        return cascade.lookup(
             text,
             tell_images_apart(tokens, images),
             wishes.get("namespace", DEFAULT_NAMESPACE),
@@ -149,17 +160,45 @@ class PromptLookup:
 
     # ---- for callers ---------------------------------------------------------------------------
 
+    def prompts_of(self, lora: LoRARequest | None) -> tuple[Cascade, LLMCapturer]:
+        """The stored prompts of the model, or of it with an adapter, and what stores them.
+
+        Raises:
+            OptionError: the engine serves no adapters, or there is none in the folder.
+            StoreError: the store cannot be read or written.
+        """
+        capturer = self._capturer if lora is None else self._capturer.with_adapter(lora)
+        return self.cascade_of(capturer), capturer
+
+    def cascade_of(self, capturer: LLMCapturer) -> Cascade:
+        """The stored prompts of what a capturer of this engine stores for.
+
+        Raises:
+            StoreError: the store cannot be read or written.
+        """
+        model = capturer.fingerprint
+        with self._adding:
+            if model not in self._cascades:
+                capturer.store.add_model(model, capturer.description)
+                self._cascades[model] = self._cascades[self._capturer.fingerprint].of_model(model)
+            return self._cascades[model]
+
     def observe(
-        self, prompt: str | Sequence[int], namespace: str, source_version: str = ""
+        self,
+        prompt: str | Sequence[int],
+        namespace: str,
+        source_version: str = "",
+        lora: LoRARequest | None = None,
     ) -> None:
         """Prefill a prompt, store its KV, and make it a donor.
 
         Raises:
-            OptionError: the prompt is no text.
+            OptionError: the prompt is no text, or as of `prompts_of`.
             EngineError: it could not be computed or written.
             StoreError: the store cannot be written.
         """
-        tokenizer = self._capturer.tokenizer
+        cascade, capturer = self.prompts_of(lora)
+        tokenizer = capturer.tokenizer
         if isinstance(prompt, str):
             if not is_unicode(prompt):
                 raise OptionError(f"the prompt is no text: {not_unicode(prompt)}")
@@ -167,13 +206,17 @@ class PromptLookup:
         else:
             tokens = token_array(prompt)
             text = tokenizer.decode(tokens.tolist())
-        lookup = self.cascade.lookup(text, tokens, namespace, source_version=source_version)
+        lookup = cascade.lookup(text, tokens, namespace, source_version=source_version)
         item = self._item(lookup)
-        if not self._capturer.store.get(self._capturer.fingerprint, namespace, [item.id]):
-            (result,) = self._capturer.capture([item])
+        if not capturer.store.get(capturer.fingerprint, namespace, [item.id]):
+            (result,) = capturer.capture([item])
             if result.error is not None:
                 raise EngineError(result.error)
         self._promise(lookup)
+
+    def record(self, capturer: LLMCapturer, explored: Explored, *, correct: bool) -> bool:
+        """As `Cascade.record`, of the prompts of what a capturer of this engine stores for."""
+        return self.cascade_of(capturer).record(explored, correct=correct)
 
     def settle(self, timeout_s: float = 60.0) -> None:
         """Wait until the captures of requests that have ended are stored."""
@@ -190,7 +233,8 @@ class PromptLookup:
             self._closed.set()
             self._thread.join(CLOSE_SECONDS)
             self._flush_states()
-            self.cascade.close()
+            for cascade in self._cascades.values():
+                cascade.close()
 
     def _flush_states(self) -> None:
         """Wait until the features of images that were computed so far are stored."""
@@ -230,9 +274,8 @@ class PromptLookup:
 
     def _promise(self, lookup: Lookup) -> None:
         asked = lookup.asked
-        key = ChunkKey(asked.id, self._capturer.fingerprint, asked.namespace)
-        self._capturer.store.add([key])
-        self.cascade.observe(
+        self._capturer.store.add([ChunkKey(asked.id, asked.model, asked.namespace)])
+        self._cascades[asked.model].observe(
             asked.text,
             asked.tokens,
             asked.namespace,

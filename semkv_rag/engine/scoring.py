@@ -12,6 +12,7 @@ from typing import Any
 from vllm import SamplingParams
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.exceptions import VLLMClientError
+from vllm.lora.request import LoRARequest
 from vllm.renderers.chat_utils import load_chat_template
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -30,11 +31,13 @@ async def score(
     answer: Sequence[int],
     top: int,
     wishes: Mapping[str, Any],
+    lora: LoRARequest | None,
 ) -> list[Scored | None]:
     """See `Engine.score`.
 
     Args:
         wishes: our `kv_transfer_params`.
+        lora: the adapter that answers; None for the model alone.
     """
     params = {**wishes[PARAMS_KEY], ANSWER_TOKENS_KEY: len(answer)}
     extra = {TRANSFER_FIELD: {PARAMS_KEY: params}}
@@ -52,7 +55,9 @@ async def score(
         given = await llm.render({"prompt_token_ids": [*prompt, *answer]})
         places: Sequence[Mapping[int, Any] | None] = ()
         cached = 0
-        async for output in llm.generate(given, sampling, request_id):
+        if lora is not None:
+            await llm.load_adapter(lora)
+        async for output in llm.generate(given, sampling, request_id, lora_request=lora):
             places = output.prompt_logprobs or places
             cached = output.num_cached_tokens or cached
     except EngineDeadError as error:

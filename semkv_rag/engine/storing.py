@@ -68,22 +68,27 @@ class Storing:
         *,
         namespace: str | None = None,
         source_version: str = "",
+        lora_request: LoRARequest | None = None,
     ) -> None:
         """Prefill a prompt, store its KV and make it a donor of the tiers, ahead of any request.
 
         Args:
             prompt: text or tokens; a prompt with images is stored when it is answered.
             source_version: see `ReuseOptions`.
+            lora_request: as for `Engine.generate`.
 
         Raises:
+            OptionError: the adapter cannot be used.
             EngineError: the engine was started without tiers, its model cannot be served with reuse,
                 or the prompt could not be computed or written.
             StoreError: the store cannot be written.
         """
         where = self.reuse.namespace if namespace is None else namespace
-        self._prompt_lookup().observe(prompt, where, source_version)
+        self._prompt_lookup().observe(prompt, where, source_version, lora_request)
 
-    def record(self, report: ReuseReport, *, correct: bool) -> bool:
+    def record(
+        self, report: ReuseReport, *, correct: bool, lora_request: LoRARequest | None = None
+    ) -> bool:
         """Tell the guard whether the answer of the donor that a request explored would have done.
 
         That is how `reuse="substitute"` learns from which similarity on a stored prompt may be
@@ -91,18 +96,21 @@ class Storing:
 
         Args:
             report: of the request's answer.
+            lora_request: of the request.
 
         Returns:
             False when the request explored nothing, or the donor is gone.
 
         Raises:
+            OptionError: the adapter cannot be used.
             EngineError: the engine was started without tiers, or its model cannot be served.
             StoreError: the store cannot be written.
         """
         explored = report.explored
         if explored is None:
             return False
-        return self._prompt_lookup().cascade.record(explored, correct=correct)
+        cascade, _ = self._prompt_lookup().prompts_of(lora_request)
+        return cascade.record(explored, correct=correct)
 
     def _prompt_lookup(self) -> PromptLookup:
         lookup = None if self._llm is None else self._llm.prompt_lookup

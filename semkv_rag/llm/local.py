@@ -24,14 +24,20 @@ from semkv_rag.store import KVStore
 from semkv_rag.store.cache_key import cache_key
 
 if TYPE_CHECKING:
-    from semkv_rag.engine import Engine
+    from semkv_rag.corpus import Capturer
+    from semkv_rag.engine import Engine, LoRARequest
 
 
 class LocalBackend:
-    """An `Engine` as a `Backend`. It is not closed here: whoever made it does that."""
+    """An `Engine` as a `Backend`. It is not closed here: whoever made it does that.
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    Args:
+        lora: the folder of the LoRA adapter that answers, and that chunks are stored for; None for the
+            model alone. Looked at with each call: a retrained one is another adapter.
+    """
+
+    def __init__(self, engine: Engine, lora: str | None = None) -> None:
+        self._engine, self._lora = engine, lora
 
     @property
     def model_name(self) -> str:
@@ -61,24 +67,24 @@ class LocalBackend:
 
     def answer(self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]) -> Part:
         began = time.perf_counter()
-        given, fields, options = self._request(prompt, fields, reuse)
-        response = self._engine.respond(given, fields=fields, reuse=options)
+        given, asked = self._request(prompt, fields, reuse)
+        response = self._engine.respond(given, **asked)
         return self._ended(whole_part(response), began)
 
     async def aanswer(
         self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]
     ) -> Part:
         began = time.perf_counter()
-        given, fields, options = self._request(prompt, fields, reuse)
-        response = await self._engine.arespond(given, fields=fields, reuse=options)
+        given, asked = self._request(prompt, fields, reuse)
+        response = await self._engine.arespond(given, **asked)
         return self._ended(whole_part(response), began)
 
     def stream(
         self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]
     ) -> Generator[Part, None, None]:
         began = time.perf_counter()
-        given, fields, options = self._request(prompt, fields, reuse)
-        chunks = self._engine.respond_stream(given, fields=fields, reuse=options)
+        given, asked = self._request(prompt, fields, reuse)
+        chunks = self._engine.respond_stream(given, **asked)
 
         def parts() -> Generator[Part, None, None]:
             answer, first = StreamedAnswer(), None
@@ -97,8 +103,8 @@ class LocalBackend:
         self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]
     ) -> AsyncGenerator[Part, None]:
         began = time.perf_counter()
-        given, fields, options = self._request(prompt, fields, reuse)
-        chunks = await self._engine.arespond_stream(given, fields=fields, reuse=options)
+        given, asked = self._request(prompt, fields, reuse)
+        chunks = await self._engine.arespond_stream(given, **asked)
 
         async def parts() -> AsyncGenerator[Part, None]:
             answer, first = StreamedAnswer(), None
@@ -123,7 +129,7 @@ class LocalBackend:
         on_progress: OnProgress | None = None,
     ) -> PrecomputeResult:
         return precompute_texts(
-            self._engine,
+            self._capturer,
             documents,
             namespace=self._namespace(namespace),
             prefix=prefix,
@@ -133,13 +139,25 @@ class LocalBackend:
 
     def forget(self, sources: Iterable[str], *, namespace: str | None = None) -> int:
         where = self._namespace(namespace)
-        return forget_sources(self._store, self._engine.fingerprint, where, sources)
+        return forget_sources(self._store, self.fingerprint(), where, sources)
 
     def fingerprint(self) -> str:
-        return self._engine.fingerprint
+        return self._capturer.fingerprint
 
     def store_id(self, *, namespace: str | None = None) -> str:
-        return cache_key(self._store, self._engine.fingerprint, self._namespace(namespace))
+        return cache_key(self._store, self.fingerprint(), self._namespace(namespace))
+
+    @property
+    def _capturer(self) -> Capturer:
+        lora = self._adapter()
+        return self._engine if lora is None else self._engine.with_adapter(lora)
+
+    def _adapter(self) -> LoRARequest | None:
+        if self._lora is None:
+            return None
+        from semkv_rag.engine.adapters import adapter_request
+
+        return adapter_request(self._lora)
 
     @property
     def _store(self) -> KVStore:
@@ -152,11 +170,14 @@ class LocalBackend:
 
     def _request(
         self, prompt: Prompt, fields: Mapping[str, Any], reuse: Mapping[str, Any]
-    ) -> tuple[str | Sequence[Mapping[str, Any]], dict[str, Any], ReuseOptions]:
-        """What the engine is given; everything that can be checked here is."""
-        options = ReuseOptions.from_mapping(reuse, base=self._engine.reuse)
+    ) -> tuple[str | Sequence[Mapping[str, Any]], dict[str, Any]]:
+        """What the engine is given: the prompt, and all else by name. What can be checked here is."""
         given = cast("str | Sequence[Mapping[str, Any]]", prompt)
-        return given, request_fields(prompt, fields), options
+        return given, {
+            "fields": request_fields(prompt, fields),
+            "reuse": ReuseOptions.from_mapping(reuse, base=self._engine.reuse),
+            "lora_request": self._adapter(),
+        }
 
     def _ended(self, part: Part, began: float, first: float | None = None) -> Part:
         """The last part with its times, and with a report where no connector gave one."""

@@ -35,8 +35,8 @@ def check_options(options: Any) -> None:
     """Check what makes no sense together.
 
     Args:
-        options: an object with `model`, `base_url`, the fields above, and nothing that contradicts an
-            engine of its own.
+        options: an object with `model`, `base_url`, `lora`, the fields above, and nothing that
+            contradicts an engine of its own.
 
     Raises:
         OptionError: which of them, and what to give instead.
@@ -49,6 +49,10 @@ def check_options(options: Any) -> None:
         if not set(given).isdisjoint(PROMPT_CACHE_FIELDS):
             decided += ": it decides, by semkv serve … --prompt-cache '{}'"
         raise OptionError(decided)
+    if options.base_url is not None and options.lora is not None:
+        raise OptionError(
+            "with base_url, lora is the server's: give the name that it serves the adapter by as model"
+        )
     if options.prompt_cache is not None and options.store is None:
         raise OptionError("prompt_cache needs a store: give store=…")
     if options.ram_bytes and options.store is None:

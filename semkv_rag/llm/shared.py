@@ -32,6 +32,7 @@ def shared_engine(
     prompt_cache: PromptCacheOptions | Mapping[str, Any] | None = None,
     encoders: Mapping[str, str | Encoder] | None = None,
     ram_bytes: int = 0,
+    lora: str | Path | None = None,
 ) -> Engine:
     """The process's engine for these arguments; the first call starts it, which takes a while.
 
@@ -43,6 +44,7 @@ def shared_engine(
         prompt_cache: as `Engine` takes them, or a mapping of their fields.
         encoders: of the tiers, by layer; some by name, see `semkv_rag.prompt_cache.named`.
         ram_bytes: what stored chunks may take in memory, as `Engine` takes it.
+        lora: the folder of a LoRA adapter that is to be served beside the model.
 
     Raises:
         MissingExtraError: vLLM is not installed.
@@ -53,6 +55,10 @@ def shared_engine(
     folder = None
     if store is not None:
         folder = str(store if is_url(store) else Path(store).resolve())
+    if lora is not None:
+        from semkv_rag.engine.adapters import serving_adapter
+
+        engine_args = serving_adapter(lora, engine_args)
     options, made = prompt_cache_of(prompt_cache, encoders)
     given = [None if options is None else options.to_mapping(), dict(encoders or {})]
     named = [model, folder, index_url, dict(engine_args), dict(chat_args or {}), *given, ram_bytes]

@@ -63,13 +63,13 @@ class Cascade(Closing):
         self.options = options or PromptCacheOptions()
         self._store = store
         self._model = fingerprint
-        layers = {SEMANTIC_LAYER: SentenceEncoder()} if encoders is None else encoders
-        self.options.check_layers(layers)
+        self._layers = {SEMANTIC_LAYER: SentenceEncoder()} if encoders is None else encoders
+        self.options.check_layers(self._layers)
         self._encoders = {
-            VectorKey(layer, encoder.name): encoder for layer, encoder in layers.items()
+            VectorKey(layer, encoder.name): encoder for layer, encoder in self._layers.items()
         }
         self._indexes = LayerIndexes(store, fingerprint, self._encoders)
-        rng = np.random.default_rng() if rng is None else rng
+        self._rng = rng = np.random.default_rng() if rng is None else rng
         self._parts = Parts(
             store=store,
             model=fingerprint,
@@ -82,6 +82,10 @@ class Cascade(Closing):
             self._indexes.refresh()
         except SemKVError as error:
             logger.warning("the tiers' vectors cannot be read yet: %s", error)
+
+    def of_model(self, fingerprint: str) -> Cascade:
+        """One with the same options and encoders, over another model's stored prompts."""
+        return Cascade(self._store, fingerprint, self.options, self._layers, rng=self._rng)
 
     def load(self) -> None:
         """Load the encoders of texts and FAISS now, and not in the first look-up.

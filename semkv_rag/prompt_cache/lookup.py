@@ -33,13 +33,14 @@ class Asked:
     """A prompt that is looked up.
 
     Attributes:
-        text, tokens, namespace, images, source_version: as given.
+        model, text, tokens, namespace, images, source_version: as given.
         image_keys: of all the prompt's images.
         images_digest: of the images' keys; empty when there are none.
         key: of the normalised text and the images.
         id: of the chunk that its KV is, by its tokens.
     """
 
+    model: str
     text: str
     tokens: TokenArray
     namespace: str
@@ -68,7 +69,9 @@ class Asked:
         digest = images_digest(image_keys)
         key = prompt_key(normalisation(text), digest)
         id_ = chunk_id(model, namespace, _NO_TOKENS, tokens)
-        return cls(text, tokens, namespace, images, source_version, image_keys, digest, key, id_)
+        return cls(
+            model, text, tokens, namespace, images, source_version, image_keys, digest, key, id_
+        )
 
 
 @dataclass(frozen=True, slots=True)

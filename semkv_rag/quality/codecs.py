@@ -13,7 +13,7 @@ from semkv_rag.store import ChunkFile, ChunkKey, KVStore, chunk_id, write_chunk
 from semkv_rag.store.codecs import codec_named
 
 if TYPE_CHECKING:
-    from semkv_rag.engine import Engine
+    from semkv_rag.corpus.capture import Capturer
 
 
 def codec_settings(codecs: Sequence[str], options: ReuseOptions) -> list[Setting]:
@@ -70,20 +70,19 @@ def copy_as(codec: str, store: KVStore, model: str, namespace: str, into: KVStor
 
 
 def copies(
-    store: KVStore, engine: Engine, settings: Sequence[Setting], namespace: str
+    store: KVStore, capturer: Capturer, settings: Sequence[Setting], namespace: str
 ) -> dict[str, float]:
     """Store a namespace's documents in an engine's store, once for each codec; the bytes of a token.
 
     Args:
         store: where they are.
+        capturer: the engine, or what stores for its model with an adapter.
         settings: by `codec_settings`.
 
     Raises:
         OptionError, StoreError: as `copy_as`.
     """
-    assert engine.store is not None
-    engine.store.add_model(engine.fingerprint, {})
-    names = [setting.name for setting in settings]
-    return {
-        name: copy_as(name, store, engine.fingerprint, namespace, engine.store) for name in names
-    }
+    model, into = capturer.fingerprint, capturer.store
+    assert into is not None
+    into.add_model(model, {})
+    return {one.name: copy_as(one.name, store, model, namespace, into) for one in settings}

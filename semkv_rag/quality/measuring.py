@@ -27,7 +27,7 @@ from semkv_rag.quality.retrieval import StoredPassages
 from semkv_rag.quality.settings import EXACT, Setting, grid
 
 if TYPE_CHECKING:
-    from semkv_rag.engine import Engine
+    from semkv_rag.engine import Engine, LoRARequest
     from semkv_rag.engine.completion import Completion
 
 TOP = 20
@@ -50,6 +50,7 @@ def measure(
     target: float = TARGET,
     resume: Path | None = None,
     namespace: str | None = None,
+    lora_request: LoRARequest | None = None,
     on_progress: OnQuestion | None = None,
 ) -> QualityResult:
     """How close a model's answers out of reused KV come to its own by full prefill, and what to set.
@@ -69,6 +70,7 @@ def measure(
         resume: a file in which each question is kept once it is done, and from which those that are
             done are taken.
         namespace: where passages are found, of settings that have several (`semkv_rag.quality.codecs`).
+        lora_request: as for `Engine.generate`: the model with an adapter is measured.
         on_progress: called before each question and request.
 
     Raises:
@@ -94,14 +96,19 @@ def measure(
     if not any(setting.name == EXACT for setting in chosen):
         options = chosen[0].options if chosen else ReuseOptions(namespace=engine.reuse.namespace)
         chosen.append(Setting(EXACT, replace(options, **asdict(PRESETS[EXACT]))))
+    model = engine.fingerprint
+    if lora_request is not None:
+        model = engine.with_adapter(lora_request).fingerprint
     about = {
-        "model": engine.fingerprint,
+        "model": model,
         "settings": {setting.name: setting.options.to_mapping() for setting in chosen},
         "max_tokens": max_tokens,
     }
     with Journal(resume, about) as journal:
         run = _Run(
             engine,
+            model,
+            lora_request,
             chosen,
             template or Template(),
             passages,
@@ -119,6 +126,8 @@ class _Run:
     def __init__(
         self,
         engine: Engine,
+        model: str,
+        lora: LoRARequest | None,
         settings: Sequence[Setting],
         template: Template,
         passages: int,
@@ -132,6 +141,7 @@ class _Run:
             raise OptionError(f"the settings have several namespaces: {sorted(namespaces)}")
         self.namespace = namespaces.pop() if namespace is None else namespace
         self._engine = engine
+        self._model, self._lora = model, lora
         self._settings = settings
         self._template = template
         self._passages = passages
@@ -191,6 +201,7 @@ class _Run:
             )
         return QualityResult(
             model=self._engine.model,
+            lora=None if self._lora is None else self._lora.lora_name,
             namespace=self.namespace,
             max_tokens=self._max_tokens,
             full=full,
@@ -243,7 +254,9 @@ class _Run:
     def _ask(self, prompt: Sequence[int], options: ReuseOptions) -> Completion:
         self._engine.reset_prefix_cache()
         sampling = {"temperature": 0.0, "max_tokens": self._max_tokens, "logprobs": TOP}
-        return self._engine.generate(prompt, sampling=sampling, reuse=options)
+        return self._engine.generate(
+            prompt, sampling=sampling, reuse=options, lora_request=self._lora
+        )
 
     def _sample(
         self,
@@ -257,7 +270,9 @@ class _Run:
         scored: Sequence[dict[int, float] | None] = ()
         if first_difference(full.token_ids, other.token_ids) is not None:
             # The blended blocks are in the prefix cache: this computes the question and the answer.
-            scored = self._engine.score(prompt, full.token_ids, top=TOP, reuse=setting.options)
+            scored = self._engine.score(
+                prompt, full.token_ids, top=TOP, reuse=setting.options, lora_request=self._lora
+            )
         answer = self._answered(question, other)
         return Sample(
             question=answer.question,
@@ -295,9 +310,9 @@ class _Run:
         return self._template.prompt(passages, question.text)
 
     def _open_stored(self) -> StoredPassages:
-        store, model = self._engine.store, self._engine.fingerprint
+        store = self._engine.store
         assert store is not None  # `measure`
-        stored = StoredPassages.of(store, model, self.namespace, self._engine.tokenizer)
+        stored = StoredPassages.of(store, self._model, self.namespace, self._engine.tokenizer)
         if not len(stored):
             raise OptionError(
                 f"the store holds no documents of this model in the namespace {self.namespace}: store "

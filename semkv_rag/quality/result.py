@@ -133,7 +133,7 @@ class QualityResult:
     """What `measure` found.
 
     Attributes:
-        model, namespace: whose chunks.
+        model, lora, namespace: whose chunks; `lora` is an adapter's name, or None.
         max_tokens: of an answer.
         full: by full prefill; None when nothing was compared.
         lines: one for each setting.
@@ -147,6 +147,7 @@ class QualityResult:
     """
 
     model: str
+    lora: str | None
     namespace: str
     max_tokens: int
     full: Full | None

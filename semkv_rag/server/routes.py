@@ -42,8 +42,8 @@ from semkv_rag.corpus import (
 from semkv_rag.corpus.context import context_modes
 from semkv_rag.engine.caller import CALLER
 from semkv_rag.engine.llm_capturer import LLMCapturer
+from semkv_rag.engine.prompt_lookup import PromptLookup
 from semkv_rag.errors import OptionError, SemKVError
-from semkv_rag.prompt_cache import Cascade
 from semkv_rag.server.adapters import capturer_of
 from semkv_rag.server.bodies import body_of, documents_of, explored_of, is_text
 from semkv_rag.server.console import Console
@@ -77,7 +77,7 @@ class Routes:
         limits: what a namespace may take.
         capturer: computes and stores.
         about: what `info` tells beside what it knows itself.
-        cascade: the tiers, or None.
+        prompts: the prompt cache, or None.
         console: its page and what that asks for, or None.
     """
 
@@ -87,14 +87,14 @@ class Routes:
         limits: Limits,
         capturer: LLMCapturer,
         about: Mapping[str, Any],
-        cascade: Cascade | None = None,
+        prompts: PromptLookup | None = None,
         console: Console | None = None,
     ) -> None:
         self._tenancy = tenancy
         self._limits = limits
         self._capturer = capturer
         self._about = about
-        self._cascade = cascade
+        self._prompts = prompts
         self._running = UnderWay(limits.runs, "calls of precompute and forget")
         self._runs = ThreadPoolExecutor(RUNS_AT_ONCE, thread_name_prefix="semkv-run")
         self._asked = ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="semkv-ask")
@@ -194,17 +194,17 @@ class Routes:
         return JSONResponse({"removed": removed})
 
     async def _outcome(self, request: Request) -> Response:
-        body = await body_of(request, {"explored", "correct"}, {"namespace"})
+        body = await body_of(request, {"explored", "correct"}, {"model", "namespace"})
         correct, explored = body["correct"], explored_of(body["explored"])
         if not isinstance(correct, bool):
             raise OptionError('an outcome is {"explored": …, "correct": true or false}')
-        if (cascade := self._cascade) is None:
+        if (prompts := self._prompts) is None:
             raise OptionError("the server was started without --prompt-cache")
+        capturer = await self._capturer_of(request, body.get("model"))
         # Whatever namespace stands in the report, outcomes are told of the tenant's own prompts.
         own = replace(explored, namespace=self._namespace(body.get("namespace")))
-        return JSONResponse(
-            {"noted": await self._ask(lambda: cascade.record(own, correct=correct))}
-        )
+        noted = await self._ask(lambda: prompts.record(capturer, own, correct=correct))
+        return JSONResponse({"noted": noted})
 
     async def _precompute(self, request: Request) -> Response:
         body = await body_of(request, {"documents"}, {"model", "namespace", "prefix", "context"})

@@ -259,10 +259,10 @@ def _routes(
         "obstacle": None if gate.servable else gate.reason,
     }
     lookup = started.llm.prompt_lookup
-    cascade = lookup.cascade if isinstance(lookup, PromptLookup) else None
+    prompts = lookup if isinstance(lookup, PromptLookup) else None
     console = None
     if shown.console:
         recent = started.llm.recent = RecentRequests()
         obstacle = about["obstacle"]
         console = Console(capturer, recent, args.model, obstacle, changes=shown.changes)
-    return Routes(tenancy, limits, capturer, about, cascade, console)
+    return Routes(tenancy, limits, capturer, about, prompts, console)

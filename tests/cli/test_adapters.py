@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from workbench.server import Server
 from workbench.settings import ENGINE_ARGS
 
 OTHER = "what a client of the server brings is stored by the server for the model it names. " * 6
+WHOLE = "a prompt that is asked again and again is stored ahead, and found by its tokens. " * 6
 TEXT = "the store keeps the keys and values of each chunk layer by layer in one file. " * 6
 
 
@@ -53,6 +55,26 @@ def check_storing_over_http(server: Server) -> None:
     assert f"it has {server.model}, a, b" in answer.text
 
 
+def check_whole_prompts(semkv: Semkv, where: list[Any], lora: str, folder: Path) -> None:
+    """A prompt that was warmed for an adapter is explained by it, and not for the model alone."""
+    prompt = f"{WHOLE}\nwhat?"
+    (folder / "prompts.jsonl").write_text(json.dumps({"prompt": prompt}))
+    warmed = semkv("warm", folder / "prompts.jsonl", *where, "--lora", lora, "--json")
+    assert (warmed.code, warmed.data["computed"]) == (0, 1), warmed.err
+    for options, served in ((("--lora", lora), "exact_text"), ((), None)):
+        told = semkv("explain", prompt, *where, *options, "--json")
+        assert told.code == 0, told.err
+        assert (told.data["served"] or {}).get("tier") == served
+    (folder / "questions.json").write_text(
+        json.dumps([{"ctxs": [{"text": text} for text in (TEXT, WHOLE)], "question": "who?"}])
+    )
+    asked = ("quality", *where, "--questions", folder / "questions.json", "--precompute")
+    asked += ("--namespace", "asked", "--selector", "none", "--ratio", "0", "--max-tokens", "2")
+    compared = semkv(*asked, "--lora", lora, "--json")
+    assert compared.code == 0, compared.err
+    assert (compared.data["lora"], compared.data["full"]["questions"]) == ("a", 1)
+
+
 @pytest.mark.soak
 @pytest.mark.engine
 def test_what_was_stored_for_an_adapter_is_served_to_its_requests(
@@ -82,6 +104,7 @@ def test_what_was_stored_for_an_adapter_is_served_to_its_requests(
     assert [answer.code for answer in answers] == [0, 0], answers
     assert [answer.data["report"]["kv_cache"] for answer in answers] == ["miss", "hit"]
 
+    check_whole_prompts(semkv, [*store[1:]], f"a={adapter}", tmp_path)
     with server:
         # `b` is the same adapter under another name.
         for name in ("a", "b", "a"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +13,16 @@ from vllm.lora.request import LoRARequest
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.connector.adapter import Adapter, adapter_digest
+from semkv_rag.corpus import precompute_texts
 from semkv_rag.corpus.capture import CaptureItem, Capturer
 from semkv_rag.engine import Completion, Engine
 from semkv_rag.engine.launch import adapter_fingerprint
 from semkv_rag.errors import OptionError
+from semkv_rag.llm import LocalBackend
 from semkv_rag.prompt_cache import PromptCacheOptions
+from semkv_rag.quality.measuring import measure
+from semkv_rag.quality.questions import Question
+from semkv_rag.quality.settings import grid
 from semkv_rag.reuse import ReusePlan, Span, token_array
 from semkv_rag.store import chunk_id
 from tests.connector.pairs import Pair, assert_logprobs, plan_of
@@ -33,6 +38,7 @@ from workbench.tiered import tiered
 OTHER = random_tokens(899, 30)
 PREFIX = random_tokens(898, 21)
 OWNERS = ("base", "a", "b")
+TEXT = "the store keeps the keys and values of each chunk layer by layer in one file. " * 3
 LORA = {"enable_lora": True, "max_lora_rank": 8}
 LOOKING: dict[str, dict[str, object]] = {
     "base": {"selector": "sensitivity_attention", "ratio": 0.15},
@@ -216,18 +222,80 @@ def test_the_prefix_cache_stays_exact(owned: dict[str, Owned]) -> None:
         one.assert_blended(again, LOOKING[name])
 
 
-def test_whole_prompts_are_found_for_the_model_alone(owned: dict[str, Owned]) -> None:
-    engine, prompt = owned["base"].engine, random_tokens(75, 60)
+@pytest.mark.parametrize("ahead", [True, False], ids=["ahead", "in passing"])
+def test_a_whole_prompt_is_found_by_its_owner_alone(owned: dict[str, Owned], ahead: bool) -> None:
+    engine = owned["base"].engine
     with tiered(engine, PromptCacheOptions(), {}) as tiering:
-        tiering.observe(prompt, "default")
-        for name, one in owned.items():
-            answer = blended(engine, prompt, one.lora, ratio=1.0)
-            assert answer.report.served_by == ("exact_text" if name == "base" else None)
-            assert answer.report.kv_cache == ("hit" if name == "base" else "miss")
-            assert_same(answer, plain(engine, prompt, one.lora))
-        tiering.settle()
-        again = blended(engine, prompt, owned["a"].lora, ratio=1.0)
-        assert again.report.kv_cache == "miss", "a request with an adapter is not stored"
+        for number, one in enumerate(owned.values()):
+            prompt = random_tokens(75 + number + 10 * ahead, 60)
+            if ahead:
+                tiering.observe(prompt, "default", lora=one.lora)
+            else:
+                assert blended(engine, prompt, one.lora).report.kv_cache == "miss"
+                tiering.settle()
+            for other in owned.values():
+                engine.reset_prefix_cache()
+                answer = blended(engine, prompt, other.lora, ratio=1.0)
+                assert answer.report.served_by == ("exact_text" if other is one else None)
+                assert answer.report.kv_cache == ("hit" if other is one else "miss")
+                assert_same(answer, plain(engine, prompt, other.lora))
+
+
+def test_an_adapter_behind_the_frameworks_classes(
+    owned: dict[str, Owned], folders: dict[str, Path]
+) -> None:
+    engine = owned["base"].engine
+    backends = {name: LocalBackend(engine, str(folder)) for name, folder in folders.items()}
+    backends["base"] = LocalBackend(engine)
+    prompt, fields = f"{TEXT}\nwho?", {"temperature": 0, "max_tokens": 8}
+    alone = engine.tokens_of(prompt)
+    expected = {
+        name: plain(engine, alone, one.lora, max_tokens=8).text for name, one in owned.items()
+    }
+    for stored, backend in backends.items():
+        assert backend.store_texts([("one", [TEXT])]).failures == []
+        for name, asked in backends.items():
+            answers = [asked.answer(prompt, fields, {"ratio": 1.0})]
+            *parts, last = asked.stream(prompt, fields, {"ratio": 1.0})
+            answers.append(replace(last, text="".join(part.text for part in parts)))
+            for answer in answers:
+                assert answer.report is not None
+                assert answer.report["kv_cache"] == ("hit" if name == stored else "miss")
+                assert answer.text == expected[name]
+        assert backend.forget(["one"]) == 1
+        engine.reset_prefix_cache()
+    assert len({backend.fingerprint() for backend in backends.values()}) == len(backends)
+
+
+def test_two_adapters_of_one_name_are_told_apart(
+    owned: dict[str, Owned], folders: dict[str, Path]
+) -> None:
+    engine, asked = owned["base"].engine, {"fields": {"max_tokens": 1}}
+    a, b = (LoRARequest("same", 20 + n, str(folders[name])) for n, name in enumerate("ab"))
+    assert engine.respond("who?", lora_request=a, **asked)["model"] == "same"
+    with pytest.raises(OptionError, match="two LoRA adapters are named same"):
+        engine.respond("who?", lora_request=b, **asked)
+
+
+def test_the_quality_of_an_adapter(owned: dict[str, Owned]) -> None:
+    engine = owned["base"].engine
+    question = Question("one", prompt=f"so {TEXT}\nwho?")
+    settings = grid((), (), namespace="quality")
+    lora = owned["a"].lora
+    assert lora is not None
+    precompute_texts(engine.with_adapter(lora), [("t", [TEXT])], namespace="quality")
+    told = {
+        name: measure(engine, [question], settings=settings, max_tokens=4, lora_request=one.lora)
+        for name, one in owned.items()
+    }
+    assert [told[name].lora for name in OWNERS] == [None, "a", "b"]
+    assert [len(told[name].not_reused) for name in OWNERS] == [1, 0, 1]
+    assert told["a"].full is not None
+    (answer,) = told["a"].full_answers
+    prompt = engine.tokens_of(f"so {TEXT}\nwho?")
+    assert answer.text == plain(engine, prompt, lora).text
+    exact = next(line for line in told["a"].lines if line.name == "exact")
+    assert exact.agreement.mean == 1.0
 
 
 def test_other_weights_under_the_same_name(

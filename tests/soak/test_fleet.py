@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from pprint import pformat
 from typing import Any
 
 import httpx
@@ -199,11 +200,11 @@ def answer_alone(engine: Engine, prompt: str, **reuse: Any) -> Answer:
 
 def same(one: Answer, right: Answer) -> None:
     """The same text out of the same chunks."""
-    assert one.text == right.text, (one, right)
-    assert one.report.kv_cache == "hit", one.report.reason
-    assert right.report.kv_cache == "hit", right.report.reason
-    assert one.report.chunk_ids == right.report.chunk_ids
-    assert one.report.reused_tokens == right.report.reused_tokens
+    seen = pformat((one.text, one.report.to_mapping(), right.text, right.report.to_mapping()))
+    assert (one.report.kv_cache, right.report.kv_cache) == ("hit", "hit"), seen
+    assert one.report.chunk_ids == right.report.chunk_ids, seen
+    assert one.report.reused_tokens == right.report.reused_tokens, seen
+    assert one.text == right.text, seen
 
 
 def read(fleet: Fleet, server: Server, right: dict[str, Answer], seed: int) -> None:

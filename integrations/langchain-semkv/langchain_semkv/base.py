@@ -66,6 +66,8 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
     """The tiers' encoders by layer: `minilm`, `phash`, a model's name, or an `Encoder`."""
     ram_bytes: int = Field(default=0, ge=0)
     """What stored chunks may take in memory, in bytes; 0 for none."""
+    lora: str | None = None
+    """The folder of a LoRA adapter that answers, in this process; documents are stored for it, too."""
     engine: Any = Field(default=None, exclude=True, repr=False)
     """A `semkv_rag.Engine` that runs already. Whoever started it closes it."""
     base_url: str | None = None
@@ -119,12 +121,13 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
     @model_validator(mode="before")
     @classmethod
     def _take_engine(cls, values: Any) -> Any:
-        """An engine brings its model; a store may be given as a `Path`."""
+        """An engine brings its model; folders may be given as `Path`."""
         if isinstance(values, dict):
             if values.get("engine") is not None and values.get("model") is None:
                 values = {**values, "model": values["engine"].model}
-            if values.get("store") is not None:
-                values = {**values, "store": str(values["store"])}
+            for name in ("store", "lora"):
+                if values.get(name) is not None:
+                    values = {**values, name: str(values[name])}
         return values
 
     @field_validator("prompt_cache", mode="before")
@@ -156,7 +159,16 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
         """What decides an answer, for LangChain's caches and traces."""
-        names = {"model", "store", "base_url", "max_tokens", "temperature", "stop", "sampling"}
+        names = {
+            "model",
+            "lora",
+            "store",
+            "base_url",
+            "max_tokens",
+            "temperature",
+            "stop",
+            "sampling",
+        }
         return self.model_dump(include=names | {"reuse", *REUSE_FIELDS, *PROMPT_CACHE_FIELDS})
 
     def get_num_tokens(self, text: str) -> int:
@@ -199,7 +211,7 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
             raise OptionError(f"engine= runs {self.engine.model}: it cannot answer as {wanted}")
         engine = self.engine or self._shared_engine(model)
         if self._local is None or self._local[0] is not engine:
-            self._local = engine, LocalBackend(engine)
+            self._local = engine, LocalBackend(engine, self.lora)
         return self._local[1]
 
     @abstractmethod
@@ -222,6 +234,7 @@ class SemKVModel(BaseLanguageModel[LanguageModelOutputVar], ABC):
             self.prompt_cache,
             self.encoders,
             self.ram_bytes,
+            self.lora,
         )
 
     def _call(

@@ -57,6 +57,10 @@ def test_they_are_langchain_s_models() -> None:
         ),
         ({"model": "m", "store": "s", "ram_bytes": -1}, "ram_bytes"),
         ({"model": "m", "ram_bytes": 5}, "ram_bytes needs a store"),
+        (
+            {"base_url": "http://localhost/v1", "lora": "a"},
+            "the name that it serves the adapter by",
+        ),
         ({"base_url": "http://localhost/v1", "ram_bytes": 5}, "ram_bytes are the server's"),
         ({"base_url": "http://localhost/v1", "store": "s"}, "store are the server's"),
         ({"base_url": "http://localhost/v1", "chat_args": {"a": 1}}, "chat_args are the server's"),

@@ -49,6 +49,10 @@ def test_it_is_a_llama_index_llm() -> None:
         ),
         ({"model": "m", "store": "s", "ram_bytes": -1}, "ram_bytes"),
         ({"model": "m", "ram_bytes": 5}, "ram_bytes needs a store"),
+        (
+            {"base_url": "http://localhost/v1", "lora": "a"},
+            "the name that it serves the adapter by",
+        ),
         ({"base_url": "http://localhost/v1", "ram_bytes": 5}, "server's"),
         ({"base_url": "http://localhost/v1", "store": "s"}, "server's"),
         ({"base_url": "http://localhost/v1", "engine_args": {"dtype": "auto"}}, "server's"),
@@ -81,6 +85,7 @@ def test_an_event_s_payload_does_not_start_the_engine() -> None:
     assert llm.to_payload() == {
         "class_name": "SemKV",
         "model": "a/model-that-is-not-there",
+        "lora": None,
         "base_url": None,
         "max_tokens": 256,
         "temperature": 0.0,

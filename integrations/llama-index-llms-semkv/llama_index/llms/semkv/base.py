@@ -94,7 +94,15 @@ class SemKV(SemKVOptions):
         return {
             "class_name": self.class_name(),
             **self.model_dump(
-                include={"model", "base_url", "max_tokens", "temperature", "reuse", *REUSE_FIELDS}
+                include={
+                    "model",
+                    "lora",
+                    "base_url",
+                    "max_tokens",
+                    "temperature",
+                    "reuse",
+                    *REUSE_FIELDS,
+                }
             ),
         }
 

@@ -70,6 +70,11 @@ class SemKVOptions(StructuredPrediction):
         ge=0,
         description="What stored chunks may take in memory, in bytes; 0 for none.",
     )
+    lora: str | None = Field(
+        default=None,
+        description="The folder of a LoRA adapter that answers, in this process; documents are stored for"
+        " it, too.",
+    )
     base_url: str | None = Field(
         default=None, description="A server's address, up to and with /v1."
     )
@@ -135,6 +140,8 @@ class SemKVOptions(StructuredPrediction):
             if model or store or not options.keys().isdisjoint((*ENGINE_FIELDS, "base_url")):
                 raise OptionError("engine= has its model and store: give it alone")
             model = engine.model
+        if options.get("lora") is not None:
+            options["lora"] = str(options["lora"])
         _refuse_unknown(options, type(self).model_fields)
         try:
             super().__init__(
@@ -176,10 +183,11 @@ class SemKVOptions(StructuredPrediction):
                 self.prompt_cache,
                 self.encoders,
                 self.ram_bytes,
+                self.lora,
             )
         local = self._local
         if local is None or local[0] is not engine:  # the shared ones may have been closed
-            local = self._local = (engine, LocalBackend(engine))
+            local = self._local = (engine, LocalBackend(engine, self.lora))
         return local[1]
 
     def _options(self, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
