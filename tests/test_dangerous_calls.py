@@ -88,6 +88,12 @@ ALLOWED: dict[str, dict[str, str]] = {
         "subprocess.PIPE": "its answer; JSON",
         "subprocess.DEVNULL": "what pypdf says of broken files",
     },
+    "semkv_rag/connector/capture_results.py": {
+        "tempfile.TemporaryDirectory": "a folder of this user's for the socket",
+        "socket.socket": "workers of this machine tell what became of captures; JSON",
+        "socket.AF_UNIX": "the same",
+        "socket.SOCK_DGRAM": "the same",
+    },
     "semkv_rag/connector/adapter.py": {
         ".read_text": "the configuration of an adapter of the operator's, which vLLM loads; JSON"
     },

@@ -23,6 +23,7 @@ Configured by `KVTransferConfig.kv_connector_extra_config`; `engine.launch` writ
 * `request_namespace`: whether a request may name its own namespace (default: it may not);
 * `ram_bytes`: what chunks may take in the workers' memory, of all ranks together (default: 0, none);
 * `codec`: by which captured chunks are stored (default: plain);
+* `capture_results`: where workers of the same machine tell what became of captures (default: nowhere);
 * `selectors`: users' own, as `semkv_rag.selectors.load_selectors` takes them.
 """
 
@@ -40,6 +41,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from semkv_rag.config import ReuseOptions
+from semkv_rag.connector.capture_results import ADDRESS_KEY, CaptureTeller
 from semkv_rag.connector.fingerprint import config_fingerprint
 from semkv_rag.connector.messages import StepMetadata, WorkerHandshake, WorkerResults
 from semkv_rag.connector.metrics import ReuseMetrics, ReuseStats
@@ -86,7 +88,8 @@ class SemKVConnector(KVConnectorBase_V1):
         if role is KVConnectorRole.WORKER:
             end_with_parent(WRITING_S)
             ram_bytes, codec = int(extra.get("ram_bytes", 0)), extra.get("codec", PLAIN)
-            self.executor = BlendExecutor(vllm_config, place, ram_bytes, codec)
+            teller = CaptureTeller(extra.get(ADDRESS_KEY))
+            self.executor = BlendExecutor(vllm_config, place, ram_bytes, codec, teller)
         else:
             end_with_parent()
             self._planner = self._make_planner(vllm_config, place, extra)

@@ -80,7 +80,7 @@ class SemKVWorker(PlatformWorker):
         return executor.probe(name, size, self.model_runner)
 
     def semkv_take_captures(self) -> list[dict[str, Any]]:
-        """The fields of `Captured`, for chunks whose capture ended since the last call."""
+        """The fields of `Captured`, for chunks whose capture ended and that nobody was told of."""
         executor = _executor()
         return [asdict(captured) for captured in executor.take_captures()] if executor else []
 

@@ -9,7 +9,6 @@ served without reuse either.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -25,6 +24,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from semkv_rag.config import DEFAULT_NAMESPACE
 from semkv_rag.connector.adapter import NONE_SERVED, adapter_digest, adapter_model
+from semkv_rag.connector.capture_results import CaptureResults
 from semkv_rag.engine.caller import (
     CALLER,
     admitted,
@@ -63,29 +63,26 @@ CAPTURES_PRIORITY = 1_000_000
 
 
 class ReportingLLM(AsyncLLM):
-    """Admits requests, looks them up in the tiers, tells their callers the report, and knows whether
-    requests are under way.
+    """Admits requests, looks them up in the tiers, and tells their callers the report.
 
     Attributes:
-        active: requests under way, captures not counted.
-        quiet_since: when the last of them ended, in seconds of `time.monotonic`.
         prompt_lookup: looks requests up in the prompt cache, or None.
         turns: what a namespace's callers may have in the engine at a time; None is no limit.
         store, fingerprint: where a token map's documents have their names, and the model there.
         totals: of the requests that ended, captures not counted.
         recent: keeps the requests that were answered last, or None.
+        capture_results: through which workers tell what became of captures, or None; closed with this.
         ended: whether vLLM's engine was told to end; what is asked of it then is never answered.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.active = 0
-        self.quiet_since = time.monotonic()
         self.prompt_lookup: LooksUp | None = None
         self.turns: Turns | None = None
         self.store: KVStore | None = None
         self.fingerprint = ""
         self.totals = Totals()
         self.recent: RecentRequests | None = None
+        self.capture_results: CaptureResults | None = None
         self.ended = False
         self._of_namespace: Counter[str] = Counter()
         self._loaded: dict[int, str] = {}
@@ -147,7 +144,6 @@ class ReportingLLM(AsyncLLM):
         if self._fair and (caller is not None or not counted):
             # Who has less under way comes first, whatever a client says of its requests itself.
             options["priority"] = self._of_namespace[namespace] if counted else CAPTURES_PRIORITY
-        self.active += counted
         self._of_namespace[namespace] += 1
         wishes = sampling_params.extra_args[TRANSFER_FIELD][PARAMS_KEY]
         wants_map = wishes.get("token_map", False)
@@ -192,9 +188,6 @@ class ReportingLLM(AsyncLLM):
             self._of_namespace[namespace] -= 1
             if not self._of_namespace[namespace]:
                 del self._of_namespace[namespace]
-            if counted:
-                self.active -= 1
-                self.quiet_since = time.monotonic()
 
     async def load_adapter(self, lora: LoRARequest) -> None:
         """Have an adapter loaded before a request names it: one that cannot be would stop the engine.
@@ -263,6 +256,8 @@ class ReportingLLM(AsyncLLM):
         if self.prompt_lookup is not None:
             self.prompt_lookup.close()
         self.ended = True
+        if self.capture_results is not None:
+            self.capture_results.close()
         super().shutdown(timeout=ENDING_S if timeout is None else timeout)
 
     async def _asked(self, method: str, *args: Any) -> Any:

@@ -18,20 +18,18 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from semkv_rag.connector.adapter import Adapter, adapter_digest, adapter_model
+from semkv_rag.connector.capture_results import CaptureResults
 from semkv_rag.connector.messages import Captured, GateReport
 from semkv_rag.corpus.capture import CaptureItem, CaptureResult
-from semkv_rag.engine.capturing import WRITE_TIMEOUT_SECONDS, Capturing, Tickets
+from semkv_rag.engine.capturing import WRITE_TIMEOUT_SECONDS, Capturing
 from semkv_rag.engine.client import CAPTURE_PREFIX, ReportingLLM
 from semkv_rag.engine.launch import kv_bytes_per_token
+from semkv_rag.engine.tickets import Tickets
 from semkv_rag.errors import EngineError, OptionError
 from semkv_rag.reuse.tokens import TokenArray
 from semkv_rag.store import KVStore
 from semkv_rag.wire import CAPTURE_KEY, PARAMS_KEY, TRANSFER_FIELD
 
-PASSING_POLL_SECONDS = 0.05
-"""A capture in passing is asked after this often while nobody waits for an answer."""
-LOADED_POLL_SECONDS = 2.0
-"""And this often under load: asking waits for the end of a step, and the next step for the answer."""
 TAKE_POLL_SECONDS = 1.0
 """While an answer is waited for, it is seen this often whether the engine still gives any."""
 
@@ -46,6 +44,8 @@ class LLMCapturer:
         fingerprint: the model's.
         description: what the fingerprint stands for.
         gate: whether the model is served with reuse.
+        ranks: of the engine.
+        results: through which its workers tell what became of captures; None where they are asked.
         in_flight: chunks of one capture that are computed or being written at a time.
     """
 
@@ -58,6 +58,8 @@ class LLMCapturer:
         fingerprint: str,
         description: Mapping[str, str],
         gate: GateReport,
+        ranks: int,
+        results: CaptureResults | None = None,
         in_flight: int = 32,
     ) -> None:
         self.store = store
@@ -70,8 +72,9 @@ class LLMCapturer:
         self._gate = gate
         self._in_flight = in_flight
         self._ids = itertools.count()
-        self._tickets = Tickets(self._take_captured)
-        self._last_poll = time.monotonic()
+        self._tickets = Tickets(self._take_captured, ranks)
+        if results is not None:
+            results.deliver(self._tickets.tell)
         self._adapter: Adapter | None = None
 
     def with_adapter(self, lora: LoRARequest) -> LLMCapturer:
@@ -130,24 +133,23 @@ class LLMCapturer:
 
     def wait_for(self, ticket: int) -> Captured | None:
         """What became of a capture in passing, once all ranks have written; None if they never say."""
-        end = time.monotonic() + WRITE_TIMEOUT_SECONDS
+        tickets, began = self._tickets, time.monotonic()
         try:
-            while (now := time.monotonic()) < end:
-                if (ranks := self._tickets.results(ticket)) is not None:
+            # While others are written, it waits behind them.
+            while time.monotonic() < max(began, tickets.told_at) + WRITE_TIMEOUT_SECONDS:
+                seen = tickets.news
+                if (ranks := tickets.results(ticket)) is not None:
                     errors = [fields["error"] for fields in ranks if fields["error"]]
                     return Captured(
                         ticket,
                         bytes=sum(fields["bytes"] for fields in ranks),
                         error=errors[0] if errors else None,
                     )
-                if self._llm.active == 0 or now - self._last_poll > LOADED_POLL_SECONDS:
-                    self._tickets.poll()
-                    self._last_poll = now
-                # Also behind an answer: it comes between two requests, when there is other work.
-                time.sleep(PASSING_POLL_SECONDS)
+                tickets.ask()
+                tickets.wait(seen)
             return None
         finally:
-            self._tickets.drop(ticket)
+            tickets.drop(ticket)
 
     def _start(self, item: CaptureItem, ticket: int) -> Future[None]:
         return self.submit(self._prefill(item, ticket))

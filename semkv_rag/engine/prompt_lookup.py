@@ -55,7 +55,7 @@ class PromptLookup:
     Args:
         cascade: of the model alone; closed with this.
         capturer: of the same engine.
-        llm: asked whether requests are under way.
+        llm: of the same engine.
     """
 
     def __init__(self, cascade: Cascade, capturer: LLMCapturer, llm: ReportingLLM) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from vllm.config import VllmConfig
 
+from semkv_rag.connector.capture_results import ADDRESS_KEY, CaptureResults
 from semkv_rag.connector.cores import cores_of_its_own
 from semkv_rag.connector.fingerprint import config_fingerprint
 from semkv_rag.connector.messages import GateReport
@@ -75,9 +76,10 @@ async def start(
         logger.warning("semkv: %s", slow)
     if used_in_this_process():  # its threads are not in a fork
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    results = _capture_results(config)
     with _script_left_alone(), cores_of_its_own(config.parallel_config.world_size):
         llm: ReportingLLM = ReportingLLM.from_vllm_config(config, **client)
-    llm.store, llm.fingerprint = store, fingerprint
+    llm.store, llm.fingerprint, llm.capture_results = store, fingerprint, results
     try:
         gate = GateReport(False, obstacle) if obstacle is not None else await _ask_gate(llm)
         if store is None:
@@ -89,6 +91,8 @@ async def start(
             fingerprint=fingerprint,
             description=description,
             gate=gate,
+            ranks=config.parallel_config.world_size,
+            results=results,
             in_flight=in_flight,
         )
         if prompt_cache is not None and gate.servable:
@@ -99,6 +103,15 @@ async def start(
     except BaseException:
         await asyncio.to_thread(llm.shutdown)
         raise
+
+
+def _capture_results(config: VllmConfig) -> CaptureResults | None:
+    """What the workers will find in their configuration to tell of captures; None without a connector."""
+    if config.kv_transfer_config is None:
+        return None
+    results = CaptureResults()
+    config.kv_transfer_config.kv_connector_extra_config[ADDRESS_KEY] = results.address
+    return results
 
 
 async def _ask_gate(llm: Any) -> GateReport:

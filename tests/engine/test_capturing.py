@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from semkv_rag.corpus.capture import CaptureItem
-from semkv_rag.engine import capturing
-from semkv_rag.engine.capturing import Capturing, Tickets
+from semkv_rag.engine import capturing, tickets
+from semkv_rag.engine.capturing import Capturing
+from semkv_rag.engine.tickets import Tickets
 from semkv_rag.reuse import token_array
 
 WRITE_S = 0.4
@@ -41,11 +42,12 @@ def test_a_file_behind_others_is_waited_for_while_these_are_written(
     files: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(capturing, "WRITE_TIMEOUT_SECONDS", 2 * WRITE_S)
+    monkeypatch.setattr(tickets, "ASKED_S", 0.01)
     nothing = token_array([])
     items = [
         CaptureItem(f"{number:064x}", "default", "document", token_array([number]), nothing)
         for number in range(4)
     ]
-    results = list(Capturing(prefilled, Tickets(Writer(files).take), items, in_flight=4))
+    results = list(Capturing(prefilled, Tickets(Writer(files).take, 1), items, in_flight=4))
     silent = "the engine did not say that it was written"
     assert [one.error for one in results] == [None] * files + [silent] * (4 - files)

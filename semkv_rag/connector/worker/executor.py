@@ -24,6 +24,7 @@ from vllm.distributed import (
     tensor_model_parallel_all_reduce,
 )
 
+from semkv_rag.connector.capture_results import CaptureTeller
 from semkv_rag.connector.messages import (
     BlendResult,
     BlendTask,
@@ -58,7 +59,6 @@ from semkv_rag.connector.worker.model.whole_windows import keeps_all
 from semkv_rag.connector.worker.probe.probes import PROBES, Bench, Found
 from semkv_rag.connector.worker.reading_ahead import ReadingAhead
 from semkv_rag.connector.worker.spoiling import Spoiling
-from semkv_rag.store.codecs import PLAIN
 from semkv_rag.store.objects.shared_files import files_of
 from semkv_rag.store.place import StorePlace
 
@@ -74,16 +74,23 @@ class BlendExecutor:
         place: where the store is.
         ram_bytes: what chunks may take in memory, of all ranks together; 0 for none.
         codec: by which chunks are written.
+        teller: of what became of captures.
     """
 
     def __init__(
-        self, config: VllmConfig, place: StorePlace, ram_bytes: int = 0, codec: str = PLAIN
+        self,
+        config: VllmConfig,
+        place: StorePlace,
+        ram_bytes: int,
+        codec: str,
+        teller: CaptureTeller,
     ) -> None:
         self.gate = GateReport(
             False, "the model was not handed over: set worker_cls to SemKVWorker"
         )
         self._config = config
-        self._place, self._ram_bytes, self._codec = place, ram_bytes, codec
+        self._place, self._ram_bytes = place, ram_bytes
+        self._capturing = (codec, teller)
         self._blend_pass: BlendPass | None = None
         self._files: ChunkFiles | None = None
         self._ahead: ReadingAhead | None = None
@@ -143,6 +150,7 @@ class BlendExecutor:
             draft_kv = DraftKV(runner, self._config, layers, paged)
             self._queue = BlendQueue(self._blend_pass, self._open, draft_kv)
             self._spoiling = Spoiling(paged, layouts)
+            codec, teller = self._capturing
             self._capture = ChunkCapture(
                 files,
                 paged,
@@ -150,7 +158,8 @@ class BlendExecutor:
                 rank,
                 ranks,
                 self._lull,
-                self._codec,
+                teller,
+                codec,
                 self._adapters,
             )
             self.gate = self._pass_gate(runner, self._blend_pass)
@@ -325,7 +334,7 @@ class BlendExecutor:
         return PROBES[name](bench, size)
 
     def take_captures(self) -> Sequence[Captured]:
-        """The chunks whose capture ended since the last call."""
+        """The chunks whose capture ended since the last call, and could not be told of."""
         return self._capture.take() if self._capture is not None else ()
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from semkv_rag.blend import encoded, sensitivity_of
+from semkv_rag.connector.capture_results import CaptureTeller
 from semkv_rag.connector.messages import Captured, CaptureTask
 from semkv_rag.connector.threads import pool_behind_model, pool_beside_model
 from semkv_rag.connector.worker.capture.capture_memory import CaptureMemory
@@ -73,6 +74,7 @@ class ChunkCapture:
     Attributes:
         files: the store's.
         layouts: of each layer's blocks.
+        teller: of what became of captures.
         codec: by which chunks are written.
         adapters: None where the engine serves none.
     """
@@ -83,6 +85,7 @@ class ChunkCapture:
     rank: int
     world_size: int
     lull: Lull
+    teller: CaptureTeller
     codec: str = PLAIN
     adapters: Adapters | None = None
     _memory: CaptureMemory = field(default_factory=CaptureMemory)
@@ -227,11 +230,12 @@ class ChunkCapture:
             yield from zip(keys, values, strict=True)
 
     def _add(self, captured: Captured) -> None:
-        with self._lock:
-            self._done.append(captured)
+        if not self.teller.tell(captured):
+            with self._lock:
+                self._done.append(captured)
 
     def take(self) -> list[Captured]:
-        """What became of the chunks since the last call."""
+        """What became of the chunks since the last call, and could not be told."""
         with self._lock:
             done, self._done = self._done, []
         return done
@@ -240,6 +244,7 @@ class ChunkCapture:
         """Finish the files under way."""
         self._writers.shutdown(wait=True)
         self._prompt_writer.shutdown(wait=True)
+        self.teller.close()
 
 
 def _compared(
