@@ -70,17 +70,17 @@ def explain_command(
         check_model(model, arguments.get("download_dir"))
         from semkv_rag.engine.offline import OfflineModel
 
-        with OfflineModel(model, **arguments) as offline:
+        folder = None if adapter is None else adapter.path
+        with OfflineModel(model, lora=folder, **arguments) as offline:
             text, tokens = offline.render([{"role": "user", "content": text}] if chat else text)
-            fingerprint = offline.fingerprint
-            if adapter is not None:
-                fingerprint = offline.fingerprint_with(adapter.path)
-            report = stored_of(kv_store, fingerprint, namespace, tokens.tolist(), offline.tokenizer)
+            report = stored_of(
+                kv_store, offline.fingerprint, namespace, tokens.tolist(), offline.tokenizer
+            )
         known = {one.fingerprint: one.description for one in kv_store.models()}
-        with Cascade(kv_store, fingerprint, cache_options, encoders) as cascade:
+        with Cascade(kv_store, offline.fingerprint, cache_options, encoders) as cascade:
             cascade.load()
             found = cascade.explain(text, tokens, namespace, source_version=source_version)
-    if fingerprint not in known:
+    if offline.fingerprint not in known:
         names = sorted({description.get("model", "?") for description in known.values()})
         say(
             f"The store holds nothing of this model with these --engine-arg; it has {names}."

@@ -183,9 +183,9 @@ def precompute_command(
             if dry_run:
                 from semkv_rag.engine.offline import OfflineModel
 
-                offline = OfflineModel(model, codec=codec, **arguments)
-                counted = offline.fingerprint if adapter is None else fingerprint()
-                return _Counted(stack.enter_context(offline), kv_store, counted)
+                folder = None if adapter is None else adapter.path
+                offline = OfflineModel(model, codec=codec, lora=folder, **arguments)
+                return _Counted(stack.enter_context(offline), kv_store)
             from semkv_rag.engine import Engine
 
             bar.starting(model)
@@ -251,8 +251,8 @@ def precompute_command(
 class _Counted:
     """A model that computes nothing, for a dry run."""
 
-    def __init__(self, model: OfflineModel, store: KVStore, fingerprint: str) -> None:
-        self.fingerprint = fingerprint
+    def __init__(self, model: OfflineModel, store: KVStore) -> None:
+        self.fingerprint = model.fingerprint
         self.tokenizer = model.tokenizer
         self.max_model_len = model.max_model_len
         self.kv_bytes_per_token = model.kv_bytes_per_token

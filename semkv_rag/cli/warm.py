@@ -70,14 +70,14 @@ def warm_command(
     with data_only_stdout(), ExitStack() as stack:
         from semkv_rag.engine.offline import OfflineModel
 
-        with OfflineModel(model, **arguments) as offline:
+        folder = None if adapter is None else adapter.path
+        with OfflineModel(model, lora=folder, **arguments) as offline:
             prompts = [_rendered(offline, line) for line in lines]
-        fingerprint = offline.fingerprint
-        if adapter is not None:
-            fingerprint = offline.fingerprint_with(adapter.path)
         place = options.place(store, cache_dir, cache_bytes)
         kv_store = stack.enter_context(KVStore(place, index_url=index_url))
-        cascade = stack.enter_context(Cascade(kv_store, fingerprint, cache_options, encoders))
+        cascade = stack.enter_context(
+            Cascade(kv_store, offline.fingerprint, cache_options, encoders)
+        )
         cascade.load()
         bar = stack.enter_context(ProgressBar("prompts"))
 
@@ -89,7 +89,7 @@ def warm_command(
             stack.enter_context(engine)
             return engine if adapter is None else engine.with_adapter(adapter.request)
 
-        capturer = LazyCapturer(kv_store, fingerprint=lambda: fingerprint, start=start)
+        capturer = LazyCapturer(kv_store, fingerprint=lambda: offline.fingerprint, start=start)
         try:
             result = warm(
                 capturer,

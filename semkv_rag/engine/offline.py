@@ -26,6 +26,7 @@ class OfflineModel(Closing):
     Args:
         model: a folder or a hub name, as for `Engine`.
         codec: as for `Engine`.
+        lora: the folder of a LoRA adapter, of which the fingerprint is then; needs `enable_lora=True`.
         engine_args: as for `Engine`.
 
     Attributes:
@@ -34,25 +35,27 @@ class OfflineModel(Closing):
         kv_bytes_per_token: what a token's KV takes in the store.
 
     Raises:
-        OptionError: an engine argument is unknown.
+        OptionError: an engine argument is unknown, or the folder holds no adapter.
         EngineError: vLLM cannot load the model, or its files are not on this machine.
     """
 
-    def __init__(self, model: str, *, codec: str = PLAIN, **engine_args: Any) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        codec: str = PLAIN,
+        lora: str | Path | None = None,
+        **engine_args: Any,
+    ) -> None:
         config, _ = resolve(engine_arguments(model, engine_args), None)
         self.fingerprint = config_fingerprint(config)
+        if lora is not None:
+            digest = adapter_digest(str(lora))
+            self.fingerprint = adapter_model(self.fingerprint, digest, config.lora_config)
         self.max_model_len: int = config.model_config.max_model_len
         self.kv_bytes_per_token = kv_bytes_per_token(config, codec)
-        self._config, self._lora = config.model_config, config.lora_config
+        self._config = config.model_config
         self._renderer = renderer_from_config(config)
-
-    def fingerprint_with(self, adapter: str | Path) -> str:
-        """What the model with the LoRA adapter in a folder would have.
-
-        Raises:
-            OptionError: `enable_lora` is not among the engine arguments, or the folder holds no adapter.
-        """
-        return adapter_model(self.fingerprint, adapter_digest(str(adapter)), self._lora)
 
     @property
     def tokenizer(self) -> Any:

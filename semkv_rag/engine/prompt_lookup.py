@@ -29,7 +29,7 @@ from semkv_rag.engine.llm_capturer import LLMCapturer
 from semkv_rag.engine.looked_up import LookedUp
 from semkv_rag.errors import EngineError, OptionError, SemKVError
 from semkv_rag.prompt_cache import Cascade, Lookup
-from semkv_rag.report import Explored, ReuseReport, log_line
+from semkv_rag.report import ReuseReport, log_line
 from semkv_rag.reuse import tell_images_apart, token_array
 from semkv_rag.store import ChunkKey
 from semkv_rag.unicode_text import is_unicode, not_unicode
@@ -101,10 +101,9 @@ class PromptLookup:
         if not wishes.get("enabled", True):
             return None
         try:
-            cascade, capturer = await asyncio.to_thread(self.prompts_of, lora)
+            lookup, cascade, capturer = await asyncio.to_thread(self._look_up, prompt, wishes, lora)
         except OptionError:  # the adapter is in no folder of this machine
             return None
-        lookup = await asyncio.to_thread(self._look_up, cascade, prompt, wishes)
         if lookup.tokens is not lookup.asked.tokens:
             prompt = tokens_input(lookup.tokens.tolist(), cache_salt=prompt.get("cache_salt"))
         ticket = None
@@ -121,11 +120,14 @@ class PromptLookup:
         params.extra_args = {**extra, TRANSFER_FIELD: {**transfer, PARAMS_KEY: wishes}}
         return LookedUp(prompt, params, lookup, ticket)
 
-    def _look_up(self, cascade: Cascade, prompt: dict[str, Any], wishes: dict[str, Any]) -> Lookup:
+    def _look_up(
+        self, prompt: dict[str, Any], wishes: dict[str, Any], lora: LoRARequest | None
+    ) -> tuple[Lookup, Cascade, LLMCapturer]:
+        cascade, capturer = self.prompts_of(lora)
         images = images_of(prompt)
         tokens = token_array(prompt["prompt_token_ids"])
         text = prompt.get("prompt") or self._capturer.tokenizer.decode(tokens.tolist())
-        return cascade.lookup(
+        lookup = cascade.lookup(
             text,
             tell_images_apart(tokens, images),
             wishes.get("namespace", DEFAULT_NAMESPACE),
@@ -133,6 +135,7 @@ class PromptLookup:
             image_keys=[image.key for image in images],
             source_version=wishes.get("source_version", ""),
         )
+        return lookup, cascade, capturer
 
     def end(
         self,
@@ -177,7 +180,9 @@ class PromptLookup:
             StoreError: the store cannot be read or written.
         """
         model = capturer.fingerprint
-        with self._adding:
+        if (known := self._cascades.get(model)) is not None:
+            return known
+        with self._adding:  # while an adapter's vectors are read, only its own requests wait
             if model not in self._cascades:
                 capturer.store.add_model(model, capturer.description)
                 self._cascades[model] = self._cascades[self._capturer.fingerprint].of_model(model)
@@ -214,10 +219,6 @@ class PromptLookup:
                 raise EngineError(result.error)
         self._promise(lookup)
 
-    def record(self, capturer: LLMCapturer, explored: Explored, *, correct: bool) -> bool:
-        """As `Cascade.record`, of the prompts of what a capturer of this engine stores for."""
-        return self.cascade_of(capturer).record(explored, correct=correct)
-
     def settle(self, timeout_s: float = 60.0) -> None:
         """Wait until the captures of requests that have ended are stored."""
         end = time.monotonic() + timeout_s
@@ -233,8 +234,9 @@ class PromptLookup:
             self._closed.set()
             self._thread.join(CLOSE_SECONDS)
             self._flush_states()
-            for cascade in self._cascades.values():
-                cascade.close()
+            with self._adding:
+                for cascade in self._cascades.values():
+                    cascade.close()
 
     def _flush_states(self) -> None:
         """Wait until the features of images that were computed so far are stored."""

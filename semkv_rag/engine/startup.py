@@ -77,8 +77,13 @@ async def start(
     if used_in_this_process():  # its threads are not in a fork
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     results = _capture_results(config)
-    with _script_left_alone(), cores_of_its_own(config.parallel_config.world_size):
-        llm: ReportingLLM = ReportingLLM.from_vllm_config(config, **client)
+    try:
+        with _script_left_alone(), cores_of_its_own(config.parallel_config.world_size):
+            llm: ReportingLLM = ReportingLLM.from_vllm_config(config, **client)
+    except BaseException:
+        if results is not None:
+            results.close()
+        raise
     llm.store, llm.fingerprint, llm.capture_results = store, fingerprint, results
     try:
         gate = GateReport(False, obstacle) if obstacle is not None else await _ask_gate(llm)

@@ -203,7 +203,7 @@ class Routes:
         capturer = await self._capturer_of(request, body.get("model"))
         # Whatever namespace stands in the report, outcomes are told of the tenant's own prompts.
         own = replace(explored, namespace=self._namespace(body.get("namespace")))
-        noted = await self._ask(lambda: prompts.record(capturer, own, correct=correct))
+        noted = await self._ask(lambda: prompts.cascade_of(capturer).record(own, correct=correct))
         return JSONResponse({"noted": noted})
 
     async def _precompute(self, request: Request) -> Response:

@@ -109,7 +109,7 @@ def what_one_engine_would_compute(docs: Path, root: Path) -> int:
     from semkv_rag.engine.offline import OfflineModel
 
     with KVStore(root) as store, OfflineModel(str(READER), **ENGINE_ARGS) as model:
-        counted = _Counted(model, store, model.fingerprint)
+        counted = _Counted(model, store)
         lazy = LazyCapturer(store, fingerprint=lambda: model.fingerprint, start=lambda: counted)
         work = precompute(lazy, [docs], dry_run=True, **HOW).to_compute
     assert work is not None

@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -90,7 +91,6 @@ class BlendExecutor:
         )
         self._config = config
         self._place, self._ram_bytes = place, ram_bytes
-        self._capturing = (codec, teller)
         self._blend_pass: BlendPass | None = None
         self._files: ChunkFiles | None = None
         self._ahead: ReadingAhead | None = None
@@ -99,6 +99,7 @@ class BlendExecutor:
         self._spoiling: Spoiling | None = None
         self._adapters: Adapters | None = None
         self._lull = Lull()
+        self._make_capture = partial(ChunkCapture, lull=self._lull, teller=teller, codec=codec)
         self._step: StepMetadata | None = None
         self._results: dict[str, BlendResult] = {}
         self._failed_blocks: set[int] = set()
@@ -150,17 +151,8 @@ class BlendExecutor:
             draft_kv = DraftKV(runner, self._config, layers, paged)
             self._queue = BlendQueue(self._blend_pass, self._open, draft_kv)
             self._spoiling = Spoiling(paged, layouts)
-            codec, teller = self._capturing
-            self._capture = ChunkCapture(
-                files,
-                paged,
-                layouts,
-                rank,
-                ranks,
-                self._lull,
-                teller,
-                codec,
-                self._adapters,
+            self._capture = self._make_capture(
+                files, paged, layouts, rank, ranks, adapters=self._adapters
             )
             self.gate = self._pass_gate(runner, self._blend_pass)
         except Unservable as reason:
