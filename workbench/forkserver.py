@@ -23,14 +23,12 @@ PRELOAD = [
     "vllm.model_executor.models.qwen3",
     "vllm.model_executor.models.transformers",
     "vllm.distributed.kv_transfer",
+    "semkv_rag.connector.executor_class",
     "semkv_rag.connector.worker_class",
     "semkv_rag.connector.connector",
     "semkv_rag.connector.images.connector",
     "workbench.preloaded",
 ]
-
-ASLEEP_MS = 20
-"""The longest sleep of a process that waits for another: it looks again then."""
 
 
 class _Descriptor:
@@ -71,20 +69,11 @@ class _Process(ForkServerProcess):
 
 
 def _wait_without_spinning() -> None:
-    """Have vLLM's processes sleep at once while they wait for each other.
+    """Have vLLM's processes sleep at once while they wait: here engines share two cores."""
+    from semkv_rag.connector import executor_class
 
-    They poll for a second first, which is for cores that nobody else needs. Here engines share two. A
-    message that is sent before a process listens wakes nobody, so none sleeps for long.
-    """
-    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
-
-    wait = SpinCondition.wait
-
-    def briefly(self: SpinCondition, timeout_ms: int | None = None) -> None:
-        wait(self, ASLEEP_MS if timeout_ms is None else min(timeout_ms, ASLEEP_MS))
-
-    SpinCondition.__init__.__defaults__ = (0,)  # `busy_loop_s`
-    SpinCondition.wait = briefly  # type: ignore[method-assign]
+    executor_class.SPIN_S = 0.0
+    executor_class.spin_briefly()
 
 
 class _Context(ForkServerContext):

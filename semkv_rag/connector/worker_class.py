@@ -14,6 +14,7 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_
 from vllm.platforms import current_platform
 
 from semkv_rag.connector.connector import SemKVConnector
+from semkv_rag.connector.executor_class import spin_briefly
 from semkv_rag.connector.images.connector import ImageFeatureConnector
 from semkv_rag.connector.messages import GateReport
 from semkv_rag.connector.worker.executor import BlendExecutor
@@ -36,7 +37,9 @@ class SemKVWorker(PlatformWorker):
     """vLLM's worker for this platform, with the connector bound to its model runner."""
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Called once, first."""
+        """Called once, first, before the worker makes its queues."""
+        if current_platform.is_cpu():
+            spin_briefly()
         super().load_model(*args, **kwargs)
         leave_sinks_whole(self.vllm_config)
 

@@ -33,6 +33,7 @@ STATE_BYTES = 8 << 30
 """What the image features of one namespace may take on disk."""
 
 WORKER = "semkv_rag.connector.worker_class.SemKVWorker"
+EXECUTOR = "semkv_rag.connector.executor_class.SemKVExecutor"
 
 
 def transfer_config(
@@ -144,6 +145,9 @@ def resolve(
     config = _configuration(connected, usage)
     obstacle = config_obstacle(config)
     if obstacle is None:
+        parallel = config.parallel_config
+        if current_platform.is_cpu() and parallel.distributed_executor_backend == "mp":
+            parallel.distributed_executor_backend = EXECUTOR
         connect_images(config, enable_mm_embeds=arguments.enable_mm_embeds)
         return config, None
     logger.warning("semkv: this model is answered without reuse: %s", obstacle)

@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)  # shown with --log-cli-level=INFO
 SECONDS = 600.0
 VISIBLE_S = 1.0
 LOCK_WAIT_MS = 100
+SLOW_STATEMENT_MS = 300
 PREFIX = "answer by these passages :"
 QUESTION = "Question : who leads Tre klim ? Answer :"
 SAMPLING = {"max_tokens": 6, "temperature": 0}
@@ -303,15 +304,24 @@ def compare(alone: Engine, fleet: Fleet) -> None:
 
 @contextmanager
 def lock_waits() -> Iterator[list[str]]:
-    """What PostgreSQL's log says of waits for locks of more than `LOCK_WAIT_MS`, a line each."""
+    """What PostgreSQL's log says of waits for locks of more than `LOCK_WAIT_MS`, a line each.
+
+    Slow statements are in the log, too: where the test fails, it says what the database was busy with.
+    """
     server = postgres.shared()
     found: list[str] = []
     with server.connect() as connection:
         connection.execute("ALTER SYSTEM SET log_lock_waits = on")
         connection.execute(f"ALTER SYSTEM SET deadlock_timeout = {LOCK_WAIT_MS}")
+        connection.execute(f"ALTER SYSTEM SET log_min_duration_statement = {SLOW_STATEMENT_MS}")
+        connection.execute("ALTER SYSTEM SET log_line_prefix = '%m [%p] %a '")
         connection.execute("SELECT pg_reload_conf()")
         before = len(server.log())
-        yield found
-        found += [one for one in server.log()[before:].splitlines() if "still waiting for" in one]
-        connection.execute("ALTER SYSTEM RESET ALL")
-        connection.execute("SELECT pg_reload_conf()")
+        try:
+            yield found
+        finally:
+            said = server.log()[before:]
+            logger.info("PostgreSQL's log:\n%s", said)
+            found += [one for one in said.splitlines() if "still waiting for" in one]
+            connection.execute("ALTER SYSTEM RESET ALL")
+            connection.execute("SELECT pg_reload_conf()")

@@ -23,6 +23,8 @@ _POINT = select(feed.c.first, feed.c.last)
 
 def append(connection: Connection, keys: Iterable[ChunkKey], *, added: bool) -> None:
     """Tell that chunks came or went. The connection holds the writers' lock."""
+    if not (keys := list(keys)):
+        return
     first, last = _point(connection)
     rows = [
         {
@@ -34,8 +36,6 @@ def append(connection: Connection, keys: Iterable[ChunkKey], *, added: bool) -> 
         }
         for number, key in enumerate(keys, start=1)
     ]
-    if not rows:
-        return
     last += len(rows)
     connection.execute(insert(changes), rows)
     if last - first > 2 * _KEPT:

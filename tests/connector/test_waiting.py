@@ -1,0 +1,81 @@
+"""How vLLM's processes wait for each other's messages on a CPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from vllm.distributed.device_communicators import shm_broadcast
+from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+
+from semkv_rag.connector.executor_class import SPIN_S, BriefSpin
+from semkv_rag.engine.launch import EXECUTOR
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> tuple[MessageQueue, MessageQueue]:
+    """A writer's and a reader's end."""
+    monkeypatch.setattr(shm_broadcast, "SpinCondition", BriefSpin)
+    writer = MessageQueue(1, 1)
+    reader = MessageQueue.create_from_handle(writer.export_handle(), 0)
+    greeting = threading.Thread(target=writer.wait_until_ready)
+    greeting.start()
+    reader.wait_until_ready()
+    greeting.join()
+    return writer, reader
+
+
+def test_a_message_wakes_who_sleeps(queue: tuple[MessageQueue, MessageQueue]) -> None:
+    writer, reader = queue
+    for number in range(50):
+        threading.Timer(2 * SPIN_S, writer.enqueue, [number]).start()
+        assert reader.dequeue(timeout=10) == number
+
+
+def test_a_message_is_found_whose_wake_up_was_lost(
+    queue: tuple[MessageQueue, MessageQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = queue
+    monkeypatch.setattr(writer._spin_condition, "notify", lambda: None)
+    for wait_s in (2 * SPIN_S, 1.5):  # behind a message, and idle
+        threading.Timer(wait_s, writer.enqueue, ["told"]).start()
+        assert reader.dequeue(timeout=10) == "told"
+
+
+SCRIPT = """
+import sys, time
+import psutil
+from semkv_rag import Engine
+
+def used_s(processes):
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+if __name__ == "__main__":
+    model, store = sys.argv[1:]
+    with Engine(model, store=store, max_model_len=256, kv_cache_memory_bytes=1 << 26) as engine:
+        engine.generate("who leads ?", sampling={"max_tokens": 4})
+        processes = psutil.Process().children(recursive=True)
+        before = used_s(processes)
+        time.sleep(1)
+        executor = engine._llm.vllm_config.parallel_config.distributed_executor_backend
+        print(executor, len(processes), used_s(processes) - before)
+"""
+
+
+@pytest.mark.engine
+def test_an_engine_that_has_answered_leaves_the_cores_to_others(
+    reader: Path, tmp_path: Path
+) -> None:
+    """As a user starts it, not out of the tests' fork server."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), str(reader), str(tmp_path / "kv")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    executor, processes, used_s = done.stdout.splitlines()[-1].split()
+    assert executor == EXECUTOR  # which waits for the workers
+    assert int(processes) >= 2
+    assert float(used_s) < 0.4  # as vLLM has it, a worker spins for this second
