@@ -17,10 +17,13 @@ from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 SPIN_S = 0.03
-"""Until who waits for a message sleeps; vLLM's is a second.
+"""Until who waits for a message sleeps, if nobody else wants the core; vLLM's is a second.
 
 A small model's decoding step is over by then: sleeping within each made it up to a tenth slower.
 """
+
+WANTED_S = 0.0005
+"""A yield that takes longer went to somebody who wants the core, and the spin ends."""
 
 NAP_MS = 2
 """What a sleeper sleeps at most behind its last message, before it looks again."""
@@ -40,6 +43,8 @@ class SemKVExecutor(MultiprocExecutor):
 class BriefSpin(SpinCondition):
     """How the reader of a queue waits for a message."""
 
+    busy_loop_s: float
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, busy_loop_s=SPIN_S, **kwargs)
 
@@ -49,9 +54,16 @@ class BriefSpin(SpinCondition):
         What wakes a sleeper may get lost: vLLM's socket for it drops what follows another closely, and
         what comes before it is subscribed to. A second of spinning hides that; here a nap ends by itself.
         """
-        idle = time.monotonic() > self.last_read + IDLE_S
-        nap = IDLE_NAP_MS if idle else NAP_MS
+        began = time.monotonic()
+        nap = IDLE_NAP_MS if began > self.last_read + IDLE_S else NAP_MS
         super().wait(nap if timeout_ms is None else min(nap, timeout_ms))
+        if began <= self.last_read + self.busy_loop_s and time.monotonic() > began + WANTED_S:
+            self.busy_loop_s = 0.0
+
+    def record_read(self) -> None:
+        """Called behind each message."""
+        super().record_read()
+        self.busy_loop_s = SPIN_S
 
 
 def spin_briefly() -> None:

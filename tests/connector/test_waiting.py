@@ -5,13 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from vllm.distributed.device_communicators import shm_broadcast
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
-from semkv_rag.connector.executor_class import SPIN_S, BriefSpin
+from semkv_rag.connector.executor_class import SPIN_S, WANTED_S, BriefSpin
 from semkv_rag.engine.launch import EXECUTOR
 
 
@@ -43,6 +45,20 @@ def test_a_message_is_found_whose_wake_up_was_lost(
     for wait_s in (2 * SPIN_S, 1.5):  # behind a message, and idle
         threading.Timer(wait_s, writer.enqueue, ["told"]).start()
         assert reader.dequeue(timeout=10) == "told"
+
+
+def test_a_spin_ends_when_others_want_the_core(
+    queue: tuple[MessageQueue, MessageQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = queue
+    for yield_s, spin_s in ((0.0, SPIN_S), (2 * WANTED_S, 0.0)):
+        writer.enqueue("told")
+        assert reader.dequeue(timeout=10) == "told"
+        monkeypatch.setattr(shm_broadcast, "sched_yield", partial(time.sleep, yield_s))
+        waiting = reader._spin_condition
+        waiting.record_read()
+        waiting.wait(1)
+        assert waiting.busy_loop_s == spin_s
 
 
 SCRIPT = """
