@@ -51,14 +51,15 @@ def test_a_spin_ends_when_others_want_the_core(
     queue: tuple[MessageQueue, MessageQueue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, reader = queue
-    for yield_s, spin_s in ((0.0, SPIN_S), (2 * WANTED_S, 0.0)):
-        writer.enqueue("told")
-        assert reader.dequeue(timeout=10) == "told"
-        monkeypatch.setattr(shm_broadcast, "sched_yield", partial(time.sleep, yield_s))
-        waiting = reader._spin_condition
-        waiting.record_read()
-        waiting.wait(1)
-        assert waiting.busy_loop_s == spin_s
+    monkeypatch.setattr(shm_broadcast, "sched_yield", partial(time.sleep, 2 * WANTED_S))
+    waiting = reader._spin_condition
+    waiting.record_read()
+    assert waiting.busy_loop_s == SPIN_S
+    waiting.wait(1)
+    assert waiting.busy_loop_s == 0
+    writer.enqueue("told")
+    assert reader.dequeue(timeout=10) == "told"
+    assert waiting.busy_loop_s == SPIN_S  # the next wait begins with a spin
 
 
 SCRIPT = """
