@@ -95,7 +95,7 @@ def _delete(database: Database, root: Path, files: LocalFiles, gone: Sequence[Go
 def _deleted(database: Database, files: LocalFiles, paths: Sequence[Path]) -> None:
     """Delete objects whose removal has begun, and note that it has ended, if it has."""
     if files.remove([(path, ALWAYS) for path in paths]):
-        with database.writing() as connection:
+        with database.writing(late=True) as connection:
             removals.end(connection, [files.key(path) for path in paths], time.time())
 
 

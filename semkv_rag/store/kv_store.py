@@ -150,7 +150,7 @@ class KVStore(Closing):
 
     def add_model(self, fingerprint: str, description: Mapping[str, str]) -> None:
         """Say what a fingerprint stands for; for people to read."""
-        with self._database.writing() as connection:
+        with self._database.writing(late=True) as connection:
             chunks.put_model(connection, fingerprint, description)
 
     def models(self) -> list[ModelInfo]:
@@ -230,7 +230,7 @@ class KVStore(Closing):
     def touch(self, ids: Iterable[str]) -> None:
         """Note a use of chunks, which are evicted later then. Raises as `StoredStates.touch`."""
         if not self.read_only:
-            with self._database.writing(durable=False) as connection:
+            with self._database.writing(durable=False, late=True) as connection:
                 chunks.touch(connection, ids, time.time())
 
     def evict(
@@ -295,7 +295,7 @@ class KVStore(Closing):
 
         Its former chunks that no source lists any more are removed; how many that were.
         """
-        with self._database.writing() as connection:
+        with self._database.writing(late=self.place.objects is not None) as connection:
             unlisted = sources.replace(connection, model, namespace, name, digest, chunk_ids)
             removed, gone = self._drop(model, namespace, unlisted, connection)
         unlink(self._database, self.root, gone)

@@ -108,7 +108,7 @@ class StoredStates:
             StoreError: others wrote for long (`sqlite.LAZY_S`): the note is lost, nothing else.
         """
         if not self._database.read_only:
-            with self._database.writing(durable=False) as connection:
+            with self._database.writing(durable=False, late=True) as connection:
                 states.touch(connection, ids, time.time())
 
     def remove(self, ids: Iterable[str]) -> int:

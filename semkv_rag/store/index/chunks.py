@@ -17,6 +17,9 @@ from blake3 import blake3
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Insert,
+    Table,
+    bindparam,
     delete,
     exists,
     func,
@@ -33,6 +36,7 @@ from semkv_rag.store.codecs import codec_named
 from semkv_rag.store.files.header import ChunkHeader, token_bytes
 from semkv_rag.store.index import feed, prompts
 from semkv_rag.store.index.schema import chunk_tokens, chunks, contexts, models, sources, states
+from semkv_rag.store.index.send import send
 from semkv_rag.store.records import ChunkKey, ChunkRecord, ModelInfo, NamespaceStats
 
 PAGE = 1000
@@ -92,14 +96,12 @@ def put_model(
     connection: Connection, fingerprint: str, description: Mapping[str, str] | None
 ) -> None:
     """Add a model, or change its description when one is given."""
-    known = connection.execute(select(models.c.fingerprint).filter_by(fingerprint=fingerprint))
     text = json.dumps(dict(description or {}))
-    if known.first() is None:
-        row = {"fingerprint": fingerprint, "description": text, "created_at": time.time()}
-        connection.execute(insert(models), row)
-    elif description is not None:
+    row = {"fingerprint": fingerprint, "description": text, "created_at": time.time()}
+    send(connection, _insert_new(models), [row])
+    if description is not None:
         changed = update(models).filter_by(fingerprint=fingerprint)
-        connection.execute(changed.values(description=text))
+        send(connection, changed.values(description=text))
 
 
 def all_models(connection: Connection) -> list[ModelInfo]:
@@ -114,39 +116,38 @@ def drop_model(connection: Connection, fingerprint: str) -> None:
 
 
 def put(connection: Connection, found: Sequence[FoundChunk]) -> None:
-    """Add chunks; of those that are there, say again what their files are."""
-    there = _codecs(connection, (chunk.header.id for chunk in found))
-    new = {chunk.header.id: chunk for chunk in found if chunk.header.id not in there}
-    for model in {chunk.header.model for chunk in new.values()}:
+    """Add chunks; of those that are there, say again what their files are. Reads nothing."""
+    found = list({chunk.header.id: chunk for chunk in found}.values())
+    if not found:
+        return
+    for model in {chunk.header.model for chunk in found}:
         put_model(connection, model, None)
-    digests = _put_contexts(connection, [chunk.header.context for chunk in new.values()])
-    if new:
-        rows = [_row(chunk, digest) for chunk, digest in zip(new.values(), digests, strict=True)]
-        connection.execute(insert(chunks), rows)
-        # None are there, unless somebody else wrote to the index.
-        connection.execute(delete(chunk_tokens).where(chunk_tokens.c.chunk_id.in_(new)))
-        tokens = [
-            {"chunk_id": id_, "tokens": token_bytes(chunk.header.tokens)}
-            for id_, chunk in new.items()
-        ]
-        connection.execute(insert(chunk_tokens), tokens)
-    recoded = {}
-    for chunk in found:
-        header = chunk.header
-        if header.id in there:
-            row = update(chunks).where(chunks.c.id == header.id)
-            files = {"kind": header.kind, "ranks": header.world_size, "bytes": chunk.bytes}
-            connection.execute(row.values(files | {"codec": header.codec}))
-            if there[header.id] != header.codec:
-                recoded[header.id] = chunk
     # Who follows must not take what a lossy codec left for exact: to them it is another chunk.
-    feed.append(connection, _keys(recoded.values()), added=False)
-    feed.append(connection, _keys([*new.values(), *recoded.values()]), added=True)
+    there = chunks.c.id == bindparam("chunk_id")
+    same_codec = chunks.c.codec == bindparam("codec")
+    keys = [ChunkKey(one.header.id, one.header.model, one.header.namespace) for one in found]
+    codecs = [{"codec": chunk.header.codec} for chunk in found]
+    recoded, known = exists().where(there, ~same_codec), exists().where(there, same_codec)
+    feed.append(connection, keys, added=False, where=recoded, values=codecs)
+    feed.append(connection, keys, added=True, where=~known, values=codecs)
 
-
-def _keys(found: Iterable[FoundChunk]) -> list[ChunkKey]:
-    headers = (chunk.header for chunk in found)
-    return [ChunkKey(header.id, header.model, header.namespace) for header in headers]
+    ids = [chunk.header.id for chunk in found]
+    # None are there, unless somebody else wrote to the index.
+    stray = chunk_tokens.c.chunk_id.in_(ids) & ~exists().where(
+        chunks.c.id == chunk_tokens.c.chunk_id
+    )
+    send(connection, delete(chunk_tokens).where(stray))
+    digests = _put_contexts(connection, [chunk.header.context for chunk in found])
+    rows = [_row(chunk, digest) for chunk, digest in zip(found, digests, strict=True)]
+    files = ("kind", "ranks", "bytes", "codec")
+    send(
+        connection,
+        update(chunks).where(there).values({name: bindparam(f"own_{name}") for name in files}),
+        [{"chunk_id": row["id"], **{f"own_{name}": row[name] for name in files}} for row in rows],
+    )
+    send(connection, _insert_new(chunks), rows)
+    tokens = [{"chunk_id": c.header.id, "tokens": token_bytes(c.header.tokens)} for c in found]
+    send(connection, _insert_new(chunk_tokens), tokens)
 
 
 def drop(connection: Connection, keys: Sequence[ChunkKey]) -> None:
@@ -156,24 +157,12 @@ def drop(connection: Connection, keys: Sequence[ChunkKey]) -> None:
     for piece in pieces(keys):
         ids = [key.id for key in piece]
         prompts.drop(connection, ids)
-        used = select(chunks.c.context).distinct().where(chunks.c.id.in_(ids))
-        digests = connection.scalars(used).all()
-        connection.execute(delete(chunk_tokens).where(chunk_tokens.c.chunk_id.in_(ids)))
-        connection.execute(delete(chunks).where(chunks.c.id.in_(ids)))
+        send(connection, delete(chunk_tokens).where(chunk_tokens.c.chunk_id.in_(ids)))
+        gone = delete(chunks).where(chunks.c.id.in_(ids)).returning(chunks.c.context)
+        digests = set(connection.scalars(gone))
         still_used = exists().where(chunks.c.context == contexts.c.digest)
-        connection.execute(delete(contexts).where(contexts.c.digest.in_(digests), ~still_used))
+        send(connection, delete(contexts).where(contexts.c.digest.in_(digests), ~still_used))
     feed.append(connection, keys, added=False)
-
-
-def _codecs(connection: Connection, ids: Iterable[str]) -> dict[str, str]:
-    """The codecs of those of `ids` that the index promises."""
-    return {
-        row[0]: row[1]
-        for piece in pieces(ids)
-        for row in connection.execute(
-            select(chunks.c.id, chunks.c.codec).where(chunks.c.id.in_(piece))
-        )
-    }
 
 
 def records(
@@ -232,7 +221,7 @@ def tokens(
 
 def touch(connection: Connection, ids: Iterable[str], now: float) -> None:
     for piece in pieces(ids):
-        connection.execute(update(chunks).where(chunks.c.id.in_(piece)).values(used_at=now))
+        send(connection, update(chunks).where(chunks.c.id.in_(piece)).values(used_at=now))
 
 
 def total_bytes(connection: Connection, namespace: str | None, kind: str | None) -> int:
@@ -296,14 +285,18 @@ def _put_contexts(connection: Connection, arrays: Sequence[TokenArray]) -> list[
     blobs = [token_bytes(array) for array in arrays]
     digests = [blake3(blob).hexdigest() for blob in blobs]
     by_digest = dict(zip(digests, blobs, strict=True))
-    for piece in pieces(list(by_digest)):
-        known = select(contexts.c.digest).where(contexts.c.digest.in_(piece))
-        for digest in connection.scalars(known):
-            del by_digest[digest]
-    if by_digest:
-        rows = [{"digest": digest, "tokens": blob} for digest, blob in by_digest.items()]
-        connection.execute(insert(contexts), rows)
+    rows = [{"digest": digest, "tokens": blob} for digest, blob in by_digest.items()]
+    send(connection, _insert_new(contexts), rows)
     return digests
+
+
+def _insert_new(table: Table) -> Insert:
+    """Inserts a row unless there is one with its key. The connection holds the writers' lock."""
+    row = [bindparam(column.name, type_=column.type) for column in table.c]
+    there = exists().where(*(key == bindparam(key.name) for key in table.primary_key))
+    return insert(table).from_select(
+        [column.name for column in table.c], select(*row).where(~there)
+    )
 
 
 def _row(chunk: FoundChunk, context: str) -> dict[str, object]:

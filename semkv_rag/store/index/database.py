@@ -35,9 +35,10 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from semkv_rag.errors import MissingExtraError, StoreError, StoreVersionError
 from semkv_rag.store.files.beneath import NotAFileError, open_file
-from semkv_rag.store.index import schema, sqlite
+from semkv_rag.store.index import feed, schema, sqlite
 from semkv_rag.store.index.reserve import Reserve
 from semkv_rag.store.index.rest import Rest
+from semkv_rag.store.index.send import send
 
 Result = TypeVar("Result")
 
@@ -117,21 +118,27 @@ class Database:
             yield connection
 
     @contextmanager
-    def writing(self, *, durable: bool = True) -> Iterator[Connection]:
+    def writing(self, *, durable: bool = True, late: bool = False) -> Iterator[Connection]:
         """A transaction that writes, one at a time among all processes; keep it short.
 
         Args:
             durable: it is on disk when this returns (SQLite; others do as they are set up). False is
                 for what may be lost in a power cut, or where others write for long: it does not wait
                 for them as the others do.
+            late: the lock is taken with the first answer that is read, or with the commit. For what is
+                decided by nothing but such answers: not by files, nor by what was read before.
         """
         self.require_writing()
         writer = self._writer if durable else self._lazy_writer
         with self._errors("written"):
             if not durable:  # a request waits for it
                 self._rest.check()
-            with writer.begin() as connection:
-                connection.execute(select(schema.feed.c.last).with_for_update())
+            with writer.connect() as connection, _pipelined(connection), connection.begin():
+                lock = select(schema.feed.c.last).with_for_update()
+                if late:
+                    send(connection, lock)
+                else:
+                    connection.execute(lock)
                 yield connection
 
     def freeing(self, operation: Callable[[Connection], Result]) -> Result:
@@ -218,6 +225,8 @@ class Database:
                 reason = f"its lock file {error.strerror}"
             elif self._file is not None and not self._file.exists():
                 reason = f"{self._file.name} is gone; semkv verify --repair makes it from the files"
+            elif feed.is_lost(error):
+                reason = feed.LOST
             else:
                 reason = str(getattr(error, "orig", None) or error)
             raise StoreError(f"the index cannot be {verb}: {reason}") from error
@@ -236,6 +245,14 @@ def _server_engine(url: URL, patience_s: float) -> Engine:
 
         postgresql.bound(made, patience_s)
     return made
+
+
+def _pipelined(connection: Connection) -> AbstractContextManager[None]:
+    if connection.dialect.driver != "psycopg":
+        return nullcontext()
+    from semkv_rag.store.index import postgresql
+
+    return postgresql.pipelined(connection)
 
 
 def _reader(engine: Engine) -> Engine:

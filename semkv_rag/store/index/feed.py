@@ -6,29 +6,55 @@ request, so asking when nothing changed is one row by its key.
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Final
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Executable,
+    bindparam,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.exc import IntegrityError
 
 from semkv_rag.errors import StoreError
 from semkv_rag.store.index.schema import changes, chunks, embeddings, feed
+from semkv_rag.store.index.send import send
 from semkv_rag.store.records import Change, Changes, ChunkKey
 
 _KEPT = 100_000
 """Changes that are kept for followers; who is further behind gets all live chunks."""
 
-_POINT = select(feed.c.first, feed.c.last)
+LOST: Final = "the index has lost its change feed: semkv verify --repair mends it"
+
+_POINT: Final = select(feed.c.first, feed.c.last)
 
 
-def append(connection: Connection, keys: Iterable[ChunkKey], *, added: bool) -> None:
-    """Tell that chunks came or went. The connection holds the writers' lock."""
-    if not (keys := list(keys)):
-        return
-    first, last = _point(connection)
+def append(
+    connection: Connection,
+    keys: Iterable[ChunkKey],
+    *,
+    added: bool,
+    where: ColumnElement[bool] | None = None,
+    values: Iterable[Mapping[str, object]] = (),
+) -> None:
+    """Tell that chunks came or went. The connection holds the writers' lock. Numbers may be left out.
+
+    Args:
+        where: a condition with the parameter `chunk_id`: only of those that it holds for.
+        values: further parameters of the condition, for each chunk.
+    """
     rows = [
         {
-            "seq": last + number,
+            "number": number,
             "model": key.model,
             "namespace": key.namespace,
             "chunk_id": key.id,
@@ -36,23 +62,41 @@ def append(connection: Connection, keys: Iterable[ChunkKey], *, added: bool) -> 
         }
         for number, key in enumerate(keys, start=1)
     ]
-    last += len(rows)
-    connection.execute(insert(changes), rows)
-    if last - first > 2 * _KEPT:
-        first = last - _KEPT
-        # But for the last of each namespace, which `last_of` tells.
-        latest = select(func.max(changes.c.seq)).group_by(changes.c.model, changes.c.namespace)
-        connection.execute(
-            delete(changes).where(changes.c.seq <= first, changes.c.seq.not_in(latest))
-        )
-    connection.execute(update(feed).values(first=first, last=last))
+    if not rows:
+        return
+    for row, own in zip(rows, values, strict=False):
+        row.update(own)
+    names = ["model", "namespace", "chunk_id", "added"]
+    told = [bindparam(name, type_=changes.c[name].type) for name in names]
+    last = select(feed.c.last).scalar_subquery() + bindparam("number", type_=BigInteger)
+    told_if = select(last, *told) if where is None else select(last, *told).where(where)
+    send(connection, insert(changes).from_select(["seq", *names], told_if), rows)
+    greatest = select(func.max(changes.c.seq)).scalar_subquery()
+    send(connection, update(feed).where(feed.c.last < greatest).values(last=greatest))
+    _trim(connection)
+
+
+def _trim(connection: Connection) -> None:
+    """Forget the oldest changes where there are far more than are kept."""
+    long = feed.c.last - feed.c.first > 2 * _KEPT
+    first = select(feed.c.last - _KEPT).where(long).scalar_subquery()
+    # But for the last of each namespace, which `last_of` tells.
+    latest = select(func.max(changes.c.seq)).group_by(changes.c.model, changes.c.namespace)
+    send(connection, delete(changes).where(changes.c.seq <= first, changes.c.seq.not_in(latest)))
+    send(connection, update(feed).where(long).values(first=feed.c.last - _KEPT))
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether a statement failed because there is no number for a change."""
+    return isinstance(error, IntegrityError) and bool(
+        re.search("null.*changes|null.*seq", str(error.orig), re.I)
+    )
 
 
 def advance(connection: Connection) -> int:
     """Take the next number for a change that is told elsewhere. The connection holds the lock."""
-    number = last(connection) + 1
-    connection.execute(update(feed).values(last=number))
-    return number
+    more = update(feed).values(last=feed.c.last + 1)
+    return _point(connection, more.returning(feed.c.first, feed.c.last))[1]
 
 
 def read(connection: Connection, model: str, since: int, namespace: str | None = None) -> Changes:
@@ -148,9 +192,9 @@ def _greatest(connection: Connection) -> int:
     return max(connection.scalar(number) or 0 for number in taken)
 
 
-def _point(connection: Connection) -> tuple[int, int]:
+def _point(connection: Connection, asked: Executable = _POINT) -> tuple[int, int]:
     """The numbers that the feed covers."""
-    rows = connection.execute(_POINT).all()
+    rows = connection.execute(asked).all()
     if len(rows) != 1:
-        raise StoreError("the index has lost its change feed: semkv verify --repair mends it")
+        raise StoreError(LOST)
     return rows[0].first, rows[0].last

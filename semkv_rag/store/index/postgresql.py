@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
+import sqlalchemy
 from psycopg.abc import PQGen
 from sqlalchemy import Dialect, Engine, event
-from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.engine import ExceptionContext, ExecutionContext
 from sqlalchemy.pool import ConnectionPoolEntry
+
+from semkv_rag.store.index.send import UNREAD
 
 Answer = TypeVar("Answer")
 
@@ -34,9 +39,30 @@ class Connection(psycopg.Connection[Any]):
 
     Attributes:
         patience_s: how long the server may be silent.
+        pipeline_used: that of `pipelined`; None outside of it.
+        unsent: what sends the statements that go with the next one, in their order.
     """
 
     patience_s: float
+    pipeline_used: psycopg.Pipeline | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.unsent: list[Callable[[], object]] = []
+
+    def send(self) -> None:
+        """Send what is unsent; no answer is waited for."""
+        unsent, self.unsent = self.unsent, []
+        for one in unsent:
+            one()
+
+    def commit(self) -> None:
+        self.send()
+        super().commit()
+
+    def rollback(self) -> None:
+        self.unsent.clear()
+        super().rollback()
 
     def wait(self, gen: PQGen[Answer], *args: Any, **kwargs: Any) -> Answer:
         """What psycopg waits for all answers with.
@@ -76,6 +102,44 @@ def bound(engine: Engine, patience_s: float) -> None:
 
     event.listen(engine, "do_connect", connect)
     event.listen(engine, "handle_error", _give_up)
+    event.listen(engine, "do_execute", partial(_execute, False))
+    event.listen(engine, "do_executemany", partial(_execute, True))
+
+
+@contextmanager
+def pipelined(connection: sqlalchemy.Connection) -> Iterator[None]:
+    """A transaction whose statements go to the server when one's answer is read (`index.send`).
+
+    With a libpq older than 14 each goes by itself.
+    """
+    made = connection.connection.driver_connection
+    if not isinstance(made, Connection) or not psycopg.capabilities.has_pipeline():
+        yield
+        return
+    with made.pipeline() as made.pipeline_used:
+        try:
+            yield
+        finally:
+            made.pipeline_used = None
+
+
+def _execute(
+    many: bool, cursor: Any, statement: str, parameters: Any, context: ExecutionContext | None
+) -> bool:
+    """Execute a statement of a pipelined transaction; False: it is of another one."""
+    made = cursor.connection
+    if not isinstance(made, Connection) or made.pipeline_used is None:
+        return False
+    if context is not None and context.execution_options.get(UNREAD):
+        # With a cursor of its own: this one is closed before.
+        run = psycopg.Cursor.executemany if many else psycopg.Cursor.execute
+        made.unsent.append(lambda: run(made.cursor(), statement, parameters))
+        return True
+    made.send()
+    run_now = cursor.executemany if many else cursor.execute
+    run_now(statement, parameters)
+    made.pipeline_used.sync()
+    return True
 
 
 def _give_up(context: ExceptionContext) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, Connection, and_, delete, insert, or_, select, update
 
 from semkv_rag.store.index.schema import chunks, embeddings, outcomes, prompts, sightings
+from semkv_rag.store.index.send import send
 from semkv_rag.store.records import PromptRecord, StoredOutcome, VectorKey
 
 _RECORD = select(
@@ -86,9 +87,9 @@ def put_vectors(
 
 def drop(connection: Connection, ids: Collection[str]) -> None:
     """Forget what is known of chunks as prompts."""
-    connection.execute(delete(outcomes).where(outcomes.c.chunk_id.in_(ids)))
-    connection.execute(delete(embeddings).where(embeddings.c.chunk_id.in_(ids)))
-    connection.execute(delete(prompts).where(prompts.c.chunk_id.in_(ids)))
+    send(connection, delete(outcomes).where(outcomes.c.chunk_id.in_(ids)))
+    send(connection, delete(embeddings).where(embeddings.c.chunk_id.in_(ids)))
+    send(connection, delete(prompts).where(prompts.c.chunk_id.in_(ids)))
 
 
 def find(

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, delete, func, insert, or_, select, update
 
 from semkv_rag.store.index.chunks import pieces
 from semkv_rag.store.index.schema import removals
+from semkv_rag.store.index.send import send
 
 KEPT_S: Final = 3600.0
 """What was deleted is known for so long. Nobody takes as long between seeing and promising."""
@@ -26,19 +27,19 @@ def last(connection: Connection) -> int:
 def begin(connection: Connection, keys: Collection[str], now: float) -> None:
     """These are about to be deleted."""
     for piece in pieces(keys):
-        connection.execute(delete(removals).where(removals.c.key.in_(piece)))
+        send(connection, delete(removals).where(removals.c.key.in_(piece)))
         rows = [{"key": key, "number": None, "at": now} for key in piece]
-        connection.execute(insert(removals), rows)
+        send(connection, insert(removals), rows)
 
 
 def end(connection: Connection, keys: Iterable[str], now: float) -> None:
     """These are deleted."""
-    number = last(connection) + 1
+    ended_last = select(func.coalesce(func.max(removals.c.number), 0)).scalar_subquery()
     for piece in pieces(keys):
         ended = update(removals).where(removals.c.key.in_(piece))
-        connection.execute(ended.values(number=number, at=now))
-    old = (removals.c.number < number) & (removals.c.at < now - KEPT_S)
-    connection.execute(delete(removals).where(old))
+        send(connection, ended.values(number=ended_last + 1, at=now))
+    old = (removals.c.number < ended_last) & (removals.c.at < now - KEPT_S)
+    send(connection, delete(removals).where(old))
 
 
 def since(connection: Connection, keys: Collection[str], number: int) -> set[str]:

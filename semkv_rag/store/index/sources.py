@@ -6,11 +6,12 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, delete, exists, func, insert, select
+from sqlalchemy import Connection, Select, delete, exists, func, insert, literal, select, update
 
 from semkv_rag.store.index import pins
 from semkv_rag.store.index.chunks import pieces
 from semkv_rag.store.index.schema import chunks, source_chunks, sources
+from semkv_rag.store.index.send import send
 from semkv_rag.store.records import SourceInfo
 
 
@@ -85,17 +86,22 @@ def replace(
     chunk_ids: Sequence[str],
 ) -> set[str]:
     """Put a source in place of the one of that name; the chunks that no source lists any more."""
-    _, before = _remove(connection, model, namespace, [name])
-    row = {"model": model, "namespace": namespace, "name": name}
-    values = {**row, "digest": digest, "updated_at": time.time()}
-    source_id = connection.execute(insert(sources).values(values)).inserted_primary_key
-    assert source_id is not None
+    own = {"model": model, "namespace": namespace, "name": name}
+    values = {"digest": digest, "updated_at": time.time()}
+    row = [literal(value) for value in (own | values).values()]
+    new = select(*row).where(~exists(select(sources.c.id).filter_by(**own)))
+    send(connection, insert(sources).from_select([*own, *values], new))
+    send(connection, update(sources).filter_by(**own).values(values))
+    source_id = select(sources.c.id).filter_by(**own).scalar_subquery()
+    listed_before = source_chunks.c.source_id == source_id
+    before = set(connection.scalars(select(source_chunks.c.chunk_id).where(listed_before)))
+    if before:
+        send(connection, delete(source_chunks).where(listed_before))
     listed = [
-        {"source_id": source_id[0], "position": position, "chunk_id": chunk_id}
-        for position, chunk_id in enumerate(chunk_ids)
+        {"position": position, "chunk_id": chunk_id} for position, chunk_id in enumerate(chunk_ids)
     ]
     if listed:
-        connection.execute(insert(source_chunks), listed)
+        send(connection, insert(source_chunks).values(source_id=source_id).inline(), listed)
     return before - _listed(connection, before)
 
 
@@ -179,11 +185,12 @@ def _remove(
             .filter_by(model=model, namespace=namespace)
             .where(sources.c.name.in_(piece))
         )
-        ids = list(connection.scalars(which))
+        if not (ids := list(connection.scalars(which))):
+            continue
         listed = source_chunks.c.source_id.in_(ids)
         before.update(connection.scalars(select(source_chunks.c.chunk_id).where(listed)))
-        connection.execute(delete(source_chunks).where(listed))
-        connection.execute(delete(sources).where(sources.c.id.in_(ids)))
+        send(connection, delete(source_chunks).where(listed))
+        send(connection, delete(sources).where(sources.c.id.in_(ids)))
         there += len(ids)
     return there, before
 

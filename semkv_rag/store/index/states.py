@@ -21,6 +21,7 @@ from sqlalchemy import (
 
 from semkv_rag.store.index.chunks import PAGE, pieces, put_model
 from semkv_rag.store.index.schema import states
+from semkv_rag.store.index.send import send
 from semkv_rag.store.records import NamespaceStats, StateRecord
 
 
@@ -55,7 +56,7 @@ def put(connection: Connection, records: Sequence[StateRecord]) -> None:
 def drop(connection: Connection, ids: Iterable[str]) -> None:
     """Remove states that are there."""
     for piece in pieces(ids):
-        connection.execute(delete(states).where(states.c.id.in_(piece)))
+        send(connection, delete(states).where(states.c.id.in_(piece)))
 
 
 def present(connection: Connection, ids: Iterable[str]) -> set[str]:
@@ -86,7 +87,7 @@ def page(
 
 def touch(connection: Connection, ids: Iterable[str], now: float) -> None:
     for piece in pieces(ids):
-        connection.execute(update(states).where(states.c.id.in_(piece)).values(used_at=now))
+        send(connection, update(states).where(states.c.id.in_(piece)).values(used_at=now))
 
 
 def total_bytes(connection: Connection, namespace: str | None) -> int:

@@ -147,7 +147,7 @@ class Contents:
         """
         put = partial(self._put, found, before)
         if self.admission is None:
-            with self._database.writing() as connection:
+            with self._database.writing(late=self.files.in_object_store) as connection:
                 taken |= put(connection)
             return None
         newcomers = [Newcomer(k.id, k.model, k.namespace, chunk.bytes) for k, chunk in found]
@@ -176,9 +176,9 @@ class Contents:
         paths = [chunk_paths(self.root, key, chunk.header.world_size) for key, chunk in found]
         if self.files.in_object_store:
             keys = [self.files.key(path) for own in paths for path in own]
+            chunks.put(connection, [chunk for _, chunk in found])
             if going := removals.since(connection, keys, before):
                 raise ObjectStoreError(f"{len(going)} of its objects are being deleted")
-            chunks.put(connection, [chunk for _, chunk in found])
             return {chunk.header.id for _, chunk in found}
         sizes = iter(self.files.sizes(list(chain.from_iterable(paths))))
         still_there = [

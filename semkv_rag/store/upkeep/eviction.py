@@ -63,6 +63,10 @@ class Eviction:
             return some, self.drop(connection, some)
 
         while True:
+            # Looked at without the writers' lock first: mostly there is nothing.
+            with self._database.scanning() as connection:
+                if next(iter(find(connection)), None) is None:
+                    return
             dropped, gone = self._database.freeing(drop_some)
             unlink(self._database, self._contents.root, gone)
             if not dropped:

@@ -51,6 +51,12 @@ class Limited:
         """See `Admission`."""
         self._sweep()
         kept = {*kept, *(newcomer.id for newcomer in newcomers)}
+        with self._database.scanning() as connection:
+            limited = bool(_caps(connection, newcomers))
+        if not limited:
+            # A limit that is set now is as if it were set afterwards.
+            with self._database.writing(late=self._contents.files.in_object_store) as connection:
+                return put(connection)
         while True:
             with self._database.writing() as connection:
                 room = _Room(connection, newcomers, kept)
@@ -92,9 +98,7 @@ class _Room:
         self._kept = kept
         self.victims: list[Record] = []
         self.enough = True
-        namespaces = {newcomer.namespace for newcomer in newcomers}
-        capped = [one for one in limits.over(connection, namespaces) if one.max_bytes is not None]
-        if not capped:
+        if not (capped := _caps(connection, newcomers)):
             return
         ids = [newcomer.id for newcomer in newcomers]
         there = {record.id: record.bytes for record in found(connection, ids)}
@@ -138,6 +142,12 @@ class _Room:
         held = pins.pinned_chunks(self._connection, (record.id for record in own))
         movable -= sum(record.bytes for record in own if record.id not in held)
         return movable - sum(victim.bytes for victim in self.victims if _is_under(limit, victim))
+
+
+def _caps(connection: Connection, newcomers: Sequence[Newcomer]) -> list[Limit]:
+    """The limits of bytes that newcomers are under."""
+    over = limits.over(connection, {newcomer.namespace for newcomer in newcomers})
+    return [limit for limit in over if limit.max_bytes is not None]
 
 
 def _is_under(limit: Limit, record: Record) -> bool:

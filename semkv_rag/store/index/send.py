@@ -1,0 +1,30 @@
+"""Statements whose answers nobody reads.
+
+Every other writer waits while a write transaction holds the lock, and each answer that is read takes a
+round trip, which on a busy machine is two processes' turns. PostgreSQL gets these statements together
+with the next one whose answer is read, or with the commit. So read last, or not at all: conditions can
+be part of a statement. SQLite has no round trips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Connection, Executable
+
+UNREAD: Final = "semkv_unread"
+"""The execution option of such a statement."""
+
+
+def send(
+    connection: Connection,
+    statement: Executable,
+    rows: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None = None,
+) -> None:
+    """Execute a statement without its answer; what is wrong with it may be raised later.
+
+    Args:
+        rows: the statement's parameters; of several, it is executed for each.
+    """
+    connection.execute(statement, rows, execution_options={UNREAD: True})
