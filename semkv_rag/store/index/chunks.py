@@ -151,9 +151,11 @@ def put(connection: Connection, found: Sequence[FoundChunk]) -> None:
 
 
 def drop(connection: Connection, keys: Sequence[ChunkKey]) -> None:
-    """Remove chunks that are there, what is known of them as prompts, and the contexts that no
-    chunk has any more.
+    """Remove those of some chunks that are there, what is known of them as prompts, and the contexts
+    that no chunk has any more.
     """
+    there = exists().where(chunks.c.id == bindparam("chunk_id"))
+    feed.append(connection, keys, added=False, where=there)
     for piece in pieces(keys):
         ids = [key.id for key in piece]
         prompts.drop(connection, ids)
@@ -162,7 +164,6 @@ def drop(connection: Connection, keys: Sequence[ChunkKey]) -> None:
         digests = set(connection.scalars(gone))
         still_used = exists().where(chunks.c.context == contexts.c.digest)
         send(connection, delete(contexts).where(contexts.c.digest.in_(digests), ~still_used))
-    feed.append(connection, keys, added=False)
 
 
 def records(

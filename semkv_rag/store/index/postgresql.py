@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -62,6 +62,10 @@ class Connection(psycopg.Connection[Any]):
 
     def rollback(self) -> None:
         self.unsent.clear()
+        if self.pipeline_used is not None:
+            # What came behind a failed statement was aborted. That it failed is what the caller reads.
+            with suppress(psycopg.Error):
+                self.pipeline_used.sync()
         super().rollback()
 
     def wait(self, gen: PQGen[Answer], *args: Any, **kwargs: Any) -> Answer:

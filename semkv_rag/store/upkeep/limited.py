@@ -1,7 +1,8 @@
 """Adding within the store's limits: what is over makes room, in the transaction that adds.
 
-So limits hold whoever adds, and however many do so at once. Called with each chunk and state that is
-promised; where there are no limits that is one small query.
+So limits hold whoever adds, and however many do so at once. Who goes is chosen before that transaction,
+while nobody waits, and chosen anew where others used the room meanwhile. Called with each chunk and
+state that is promised; where there are no limits that is one small query.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from itertools import islice
+from contextlib import suppress
+from itertools import count, islice
 from typing import Final, TypeVar
 
 from sqlalchemy import Connection
 
 from semkv_rag.errors import StoreError, StoreLimitError
 from semkv_rag.store.admission import Newcomer
-from semkv_rag.store.gone import unlink
+from semkv_rag.store.gone import GoneFile, unlink
 from semkv_rag.store.index import limits, pins
 from semkv_rag.store.index.database import FREED, Database
 from semkv_rag.store.records import Limit
@@ -31,6 +33,14 @@ SWEEP_S: Final = 60.0
 
 SWEPT: Final = 10
 """Transactions that it spends on that, so that who adds does not wait for long."""
+
+
+HURRIED: Final = 3
+"""How often room is looked for without the writers' lock; then it is looked for under the lock."""
+
+
+class _OthersCameFirst(Exception):
+    """There was room when it was looked for."""
 
 
 class Limited:
@@ -51,22 +61,44 @@ class Limited:
         """See `Admission`."""
         self._sweep()
         kept = {*kept, *(newcomer.id for newcomer in newcomers)}
-        with self._database.scanning() as connection:
-            limited = bool(_caps(connection, newcomers))
-        if not limited:
-            # A limit that is set now is as if it were set afterwards.
-            with self._database.writing(late=self._contents.files.in_object_store) as connection:
-                return put(connection)
+        attempts = count()
         while True:
-            with self._database.writing() as connection:
+            with suppress(_OthersCameFirst):
+                hurried = next(attempts) < HURRIED
+                room, gone, results = self._admit(newcomers, put, kept, hurried=hurried)
+                self._eviction.evicted += len(room.victims)
+                if gone:
+                    unlink(self._database, self._contents.root, gone)
+                if results:
+                    return results[0]
+
+    def _admit(
+        self,
+        newcomers: Sequence[Newcomer],
+        put: Callable[[Connection], Result],
+        kept: Collection[str],
+        *,
+        hurried: bool,
+    ) -> tuple[_Room, list[GoneFile], list[Result]]:
+        """One transaction: the room made, the files that go, and `put`'s result if it was enough.
+
+        Args:
+            hurried: look for room without the writers' lock.
+
+        Raises:
+            _OthersCameFirst: there is no such room any more, and nothing was changed.
+        """
+        with self._database.scanning() as connection:
+            room = _Room(connection, newcomers, kept)
+        late = hurried and self._contents.files.in_object_store
+        with self._database.writing(late=late) as connection:
+            if not hurried:
                 room = _Room(connection, newcomers, kept)
-                gone = self._eviction.drop(connection, room.victims)
-                results = [put(connection)] if room.enough else []
-            self._eviction.evicted += len(room.victims)
-            if gone:
-                unlink(self._database, self._contents.root, gone)
-            if results:
-                return results[0]
+            results = [put(connection)] if room.enough else []
+            gone = self._eviction.drop(connection, room.victims)
+            if results and hurried:
+                room.require(connection)
+        return room, gone, results
 
     def _sweep(self) -> None:
         """Take away some of what expired, every now and then."""
@@ -98,7 +130,10 @@ class _Room:
         self._kept = kept
         self.victims: list[Record] = []
         self.enough = True
-        if not (capped := _caps(connection, newcomers)):
+        self._kept_to: list[Limit] = []
+        over = limits.over(connection, {newcomer.namespace for newcomer in newcomers})
+        capped = [limit for limit in over if limit.max_bytes is not None]
+        if not capped:
             return
         ids = [newcomer.id for newcomer in newcomers]
         there = {record.id: record.bytes for record in found(connection, ids)}
@@ -109,7 +144,15 @@ class _Room:
                 if limit.namespace in (None, newcomer.namespace)
             )
             if coming > 0:
+                self._kept_to.append(limit)
                 self._make_room(limit, coming)
+
+    def require(self, connection: Connection) -> None:
+        """Raise `_OthersCameFirst` where a limit is passed once the newcomers are there."""
+        for limit in self._kept_to:
+            assert limit.max_bytes is not None
+            if used_bytes(connection, limit.namespace) > limit.max_bytes:
+                raise _OthersCameFirst
 
     def _make_room(self, limit: Limit, coming: int) -> None:
         assert limit.max_bytes is not None
@@ -142,12 +185,6 @@ class _Room:
         held = pins.pinned_chunks(self._connection, (record.id for record in own))
         movable -= sum(record.bytes for record in own if record.id not in held)
         return movable - sum(victim.bytes for victim in self.victims if _is_under(limit, victim))
-
-
-def _caps(connection: Connection, newcomers: Sequence[Newcomer]) -> list[Limit]:
-    """The limits of bytes that newcomers are under."""
-    over = limits.over(connection, {newcomer.namespace for newcomer in newcomers})
-    return [limit for limit in over if limit.max_bytes is not None]
 
 
 def _is_under(limit: Limit, record: Record) -> bool:
