@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import traceback
 from functools import partial
@@ -42,6 +43,10 @@ class EngineActor:
             self._start()
         except SemKVError as error:
             self._error = _in_words(error)
+        # As vLLM's server does: collecting what its imports left takes half a second or more, in which no
+        # thread goes on, also not one that holds the index's lock.
+        gc.collect()
+        gc.freeze()
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
         outcomes = [self._outcome(documents_of(str(parcel))).to_row() for parcel in batch[PARCEL]]

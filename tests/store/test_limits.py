@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -101,6 +102,33 @@ def test_what_is_no_limit_is_refused(store: KVStore, wrong: Limit) -> None:
     with pytest.raises(OptionError):
         store.lifecycle.set_limit(wrong)
     assert store.lifecycle.limits() == []
+
+
+@pytest.mark.parametrize("times", [1, limited.HURRIED])
+def test_others_that_come_first_take_the_room(
+    store: KVStore, one: int, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the choice of who goes and before the transaction; once, and as often as that is tried."""
+    store.lifecycle.set_limit(Limit(None, max_bytes=3 * one))
+    before = [made.put(store, seed, created_at=float(seed)) for seed in range(2)]
+    others: list[str] = []
+    look, busy = limited._Room, False
+
+    def then_others_add(*args: Any) -> limited._Room:
+        nonlocal busy
+        room = look(*args)
+        if not busy and len(others) < times:
+            busy = True
+            seed = 10 + len(others)
+            others.append(made.put(other, seed, created_at=float(seed)))
+            busy = False
+        return room
+
+    with KVStore(store.root, index_url=store.index_url) as other:
+        monkeypatch.setattr(limited, "_Room", then_others_add)
+        new = made.put(store, 100, created_at=100.0)
+    assert len(others) == times
+    assert ids(store) == {*(before + others)[-2:], new}
 
 
 def test_who_adds_makes_room(store: KVStore, one: int) -> None:

@@ -35,6 +35,7 @@ from semkv_rag.reuse.tokens import StoredTokens, TokenArray
 from semkv_rag.store.codecs import codec_named
 from semkv_rag.store.files.header import ChunkHeader, token_bytes
 from semkv_rag.store.index import feed, prompts
+from semkv_rag.store.index.feed import News
 from semkv_rag.store.index.schema import chunk_tokens, chunks, contexts, models, sources, states
 from semkv_rag.store.index.send import send
 from semkv_rag.store.records import ChunkKey, ChunkRecord, ModelInfo, NamespaceStats
@@ -128,8 +129,7 @@ def put(connection: Connection, found: Sequence[FoundChunk]) -> None:
     keys = [ChunkKey(one.header.id, one.header.model, one.header.namespace) for one in found]
     codecs = [{"codec": chunk.header.codec} for chunk in found]
     recoded, known = exists().where(there, ~same_codec), exists().where(there, same_codec)
-    feed.append(connection, keys, added=False, where=recoded, values=codecs)
-    feed.append(connection, keys, added=True, where=~known, values=codecs)
+    feed.append(connection, News(keys, False, recoded, codecs), News(keys, True, ~known, codecs))
 
     ids = [chunk.header.id for chunk in found]
     # None are there, unless somebody else wrote to the index.
@@ -154,8 +154,9 @@ def drop(connection: Connection, keys: Sequence[ChunkKey]) -> None:
     """Remove those of some chunks that are there, what is known of them as prompts, and the contexts
     that no chunk has any more.
     """
-    there = exists().where(chunks.c.id == bindparam("chunk_id"))
-    feed.append(connection, keys, added=False, where=there)
+    if keys:
+        there = exists().where(chunks.c.id == bindparam("chunk_id"))
+        feed.append(connection, News(keys, False, there))
     for piece in pieces(keys):
         ids = [key.id for key in piece]
         prompts.drop(connection, ids)

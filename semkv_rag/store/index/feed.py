@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import (
-    BigInteger,
     ColumnElement,
     Connection,
     Executable,
     bindparam,
+    case,
     delete,
     func,
     insert,
@@ -38,40 +39,42 @@ LOST: Final = "the index has lost its change feed: semkv verify --repair mends i
 _POINT: Final = select(feed.c.first, feed.c.last)
 
 
-def append(
-    connection: Connection,
-    keys: Iterable[ChunkKey],
-    *,
-    added: bool,
-    where: ColumnElement[bool] | None = None,
-    values: Iterable[Mapping[str, object]] = (),
-) -> None:
-    """Tell that chunks came or went. The connection holds the writers' lock. Numbers may be left out.
+@dataclass(frozen=True, slots=True)
+class News:
+    """Chunks that came or went.
 
-    Args:
-        where: a condition with the parameter `chunk_id`: only of those that it holds for.
-        values: further parameters of the condition, for each chunk.
+    Attributes:
+        where: a condition with the parameter `chunk_id`: told are only those that it holds for.
+        values: its further parameters, for each chunk.
     """
-    rows = [
-        {
-            "number": number,
-            "model": key.model,
-            "namespace": key.namespace,
-            "chunk_id": key.id,
-            "added": added,
-        }
-        for number, key in enumerate(keys, start=1)
-    ]
-    if not rows:
-        return
-    for row, own in zip(rows, values, strict=False):
-        row.update(own)
+
+    keys: Sequence[ChunkKey]
+    added: bool
+    where: ColumnElement[bool]
+    values: Sequence[Mapping[str, object]] = ()
+
+
+def append(connection: Connection, *news: News) -> None:
+    """Tell that chunks came or went. The connection holds the writers' lock."""
     names = ["model", "namespace", "chunk_id", "added"]
     told = [bindparam(name, type_=changes.c[name].type) for name in names]
-    last = select(feed.c.last).scalar_subquery() + bindparam("number", type_=BigInteger)
-    told_if = select(last, *told) if where is None else select(last, *told).where(where)
-    send(connection, insert(changes).from_select(["seq", *names], told_if), rows)
     greatest = select(func.max(changes.c.seq)).scalar_subquery()
+    taken = case((greatest > feed.c.last, greatest), else_=feed.c.last)
+    number = select(taken).scalar_subquery() + 1
+    for one in news:
+        rows = [
+            {
+                "model": key.model,
+                "namespace": key.namespace,
+                "chunk_id": key.id,
+                "added": one.added,
+                **(one.values[position] if one.values else {}),
+            }
+            for position, key in enumerate(one.keys)
+        ]
+        if rows:
+            row = select(number, *told).where(one.where)
+            send(connection, insert(changes).from_select(["seq", *names], row), rows)
     send(connection, update(feed).where(feed.c.last < greatest).values(last=greatest))
     _trim(connection)
 

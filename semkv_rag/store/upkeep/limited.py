@@ -88,8 +88,9 @@ class Limited:
         Raises:
             _OthersCameFirst: there is no such room any more, and nothing was changed.
         """
-        with self._database.scanning() as connection:
-            room = _Room(connection, newcomers, kept)
+        if hurried:
+            with self._database.scanning() as connection:
+                room = _Room(connection, newcomers, kept)
         late = hurried and self._contents.files.in_object_store
         with self._database.writing(late=late) as connection:
             if not hurried:
