@@ -9,8 +9,9 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from blake3 import blake3
@@ -55,6 +56,18 @@ _RECORD = select(
     chunks.c.used_at,
     chunks.c.ranks,
     chunks.c.codec,
+)
+
+_OF_FILES: Final = ("kind", "ranks", "bytes", "codec")
+"""The columns that say what a chunk's files are."""
+
+_SAME_ID: Final = chunks.c.id == bindparam("chunk_id")
+_SAME_CODEC: Final = chunks.c.codec == bindparam("codec")
+_IS_THERE: Final = exists().where(_SAME_ID)
+_NEW: Final = ~exists().where(_SAME_ID, _SAME_CODEC)
+_RECODED: Final = exists().where(_SAME_ID, ~_SAME_CODEC)
+_FILES_SAID_AGAIN: Final = (
+    update(chunks).where(_SAME_ID).values({name: bindparam(f"own_{name}") for name in _OF_FILES})
 )
 
 
@@ -123,13 +136,10 @@ def put(connection: Connection, found: Sequence[FoundChunk]) -> None:
         return
     for model in {chunk.header.model for chunk in found}:
         put_model(connection, model, None)
-    # Who follows must not take what a lossy codec left for exact: to them it is another chunk.
-    there = chunks.c.id == bindparam("chunk_id")
-    same_codec = chunks.c.codec == bindparam("codec")
     keys = [ChunkKey(one.header.id, one.header.model, one.header.namespace) for one in found]
     codecs = [{"codec": chunk.header.codec} for chunk in found]
-    recoded, known = exists().where(there, ~same_codec), exists().where(there, same_codec)
-    feed.append(connection, News(keys, False, recoded, codecs), News(keys, True, ~known, codecs))
+    # Who follows must not take what a lossy codec left for exact: to them it is another chunk.
+    feed.append(connection, News(keys, False, _RECODED, codecs), News(keys, True, _NEW, codecs))
 
     ids = [chunk.header.id for chunk in found]
     # None are there, unless somebody else wrote to the index.
@@ -139,12 +149,8 @@ def put(connection: Connection, found: Sequence[FoundChunk]) -> None:
     send(connection, delete(chunk_tokens).where(stray))
     digests = _put_contexts(connection, [chunk.header.context for chunk in found])
     rows = [_row(chunk, digest) for chunk, digest in zip(found, digests, strict=True)]
-    files = ("kind", "ranks", "bytes", "codec")
-    send(
-        connection,
-        update(chunks).where(there).values({name: bindparam(f"own_{name}") for name in files}),
-        [{"chunk_id": row["id"], **{f"own_{name}": row[name] for name in files}} for row in rows],
-    )
+    files = [{"chunk_id": row["id"], **{f"own_{f}": row[f] for f in _OF_FILES}} for row in rows]
+    send(connection, _FILES_SAID_AGAIN, files)
     send(connection, _insert_new(chunks), rows)
     tokens = [{"chunk_id": c.header.id, "tokens": token_bytes(c.header.tokens)} for c in found]
     send(connection, _insert_new(chunk_tokens), tokens)
@@ -155,8 +161,7 @@ def drop(connection: Connection, keys: Sequence[ChunkKey]) -> None:
     that no chunk has any more.
     """
     if keys:
-        there = exists().where(chunks.c.id == bindparam("chunk_id"))
-        feed.append(connection, News(keys, False, there))
+        feed.append(connection, News(keys, False, _IS_THERE))
     for piece in pieces(keys):
         ids = [key.id for key in piece]
         prompts.drop(connection, ids)
@@ -292,6 +297,7 @@ def _put_contexts(connection: Connection, arrays: Sequence[TokenArray]) -> list[
     return digests
 
 
+@cache
 def _insert_new(table: Table) -> Insert:
     """Inserts a row unless there is one with its key. The connection holds the writers' lock."""
     row = [bindparam(column.name, type_=column.type) for column in table.c]

@@ -10,12 +10,16 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Delete,
     Executable,
+    Insert,
+    Update,
     bindparam,
     case,
     delete,
@@ -37,6 +41,8 @@ _KEPT = 100_000
 LOST: Final = "the index has lost its change feed: semkv verify --repair mends it"
 
 _POINT: Final = select(feed.c.first, feed.c.last)
+_GREATEST: Final = select(func.max(changes.c.seq)).scalar_subquery()
+_ADVANCE: Final = update(feed).where(feed.c.last < _GREATEST).values(last=_GREATEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +62,6 @@ class News:
 
 def append(connection: Connection, *news: News) -> None:
     """Tell that chunks came or went. The connection holds the writers' lock."""
-    names = ["model", "namespace", "chunk_id", "added"]
-    told = [bindparam(name, type_=changes.c[name].type) for name in names]
-    greatest = select(func.max(changes.c.seq)).scalar_subquery()
-    taken = case((greatest > feed.c.last, greatest), else_=feed.c.last)
-    number = select(taken).scalar_subquery() + 1
     for one in news:
         rows = [
             {
@@ -73,20 +74,33 @@ def append(connection: Connection, *news: News) -> None:
             for position, key in enumerate(one.keys)
         ]
         if rows:
-            row = select(number, *told).where(one.where)
-            send(connection, insert(changes).from_select(["seq", *names], row), rows)
-    send(connection, update(feed).where(feed.c.last < greatest).values(last=greatest))
-    _trim(connection)
+            send(connection, _told_where(one.where), rows)
+    send(connection, _ADVANCE)
+    for statement in _forgetting(_KEPT):
+        send(connection, statement)
 
 
-def _trim(connection: Connection) -> None:
+@lru_cache
+def _told_where(condition: ColumnElement[bool]) -> Insert:
+    """Inserts a change with the next number, if the condition holds."""
+    taken = case((feed.c.last < _GREATEST, _GREATEST), else_=feed.c.last)
+    number = select(taken).scalar_subquery() + 1
+    names = ["model", "namespace", "chunk_id", "added"]
+    told = [bindparam(name, type_=changes.c[name].type) for name in names]
+    return insert(changes).from_select(["seq", *names], select(number, *told).where(condition))
+
+
+@lru_cache
+def _forgetting(kept: int) -> tuple[Delete, Update]:
     """Forget the oldest changes where there are far more than are kept."""
-    long = feed.c.last - feed.c.first > 2 * _KEPT
-    first = select(feed.c.last - _KEPT).where(long).scalar_subquery()
+    long = feed.c.last - feed.c.first > 2 * kept
+    first = select(feed.c.last - kept).where(long).scalar_subquery()
     # But for the last of each namespace, which `last_of` tells.
     latest = select(func.max(changes.c.seq)).group_by(changes.c.model, changes.c.namespace)
-    send(connection, delete(changes).where(changes.c.seq <= first, changes.c.seq.not_in(latest)))
-    send(connection, update(feed).where(long).values(first=feed.c.last - _KEPT))
+    return (
+        delete(changes).where(changes.c.seq <= first, changes.c.seq.not_in(latest)),
+        update(feed).where(long).values(first=feed.c.last - kept),
+    )
 
 
 def is_lost(error: BaseException) -> bool:
