@@ -186,7 +186,7 @@ def test_every_answer_is_that_of_one_machine(
     compare(alone, fleet)
     with shared.open("verified") as store:
         assert store.verify().ok
-        names = {source.name for source in store.sources("default")}
+        names = {source.name for source in store.sources(namespace="default")}
     assert {Path(name).name for name, _ in fleet.ray_documents} <= {
         Path(name).name for name in names
     }
