@@ -165,9 +165,10 @@ def drop(connection: Connection, keys: Sequence[ChunkKey]) -> None:
     for piece in pieces(keys):
         ids = [key.id for key in piece]
         prompts.drop(connection, ids)
+        used = select(chunks.c.context).distinct().where(chunks.c.id.in_(ids))
+        digests = connection.scalars(used).all()
         send(connection, delete(chunk_tokens).where(chunk_tokens.c.chunk_id.in_(ids)))
-        gone = delete(chunks).where(chunks.c.id.in_(ids)).returning(chunks.c.context)
-        digests = set(connection.scalars(gone))
+        send(connection, delete(chunks).where(chunks.c.id.in_(ids)))
         still_used = exists().where(chunks.c.context == contexts.c.digest)
         send(connection, delete(contexts).where(contexts.c.digest.in_(digests), ~still_used))
 

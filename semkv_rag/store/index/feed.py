@@ -17,7 +17,6 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Delete,
-    Executable,
     Insert,
     Update,
     bindparam,
@@ -112,8 +111,8 @@ def is_lost(error: BaseException) -> bool:
 
 def advance(connection: Connection) -> int:
     """Take the next number for a change that is told elsewhere. The connection holds the lock."""
-    more = update(feed).values(last=feed.c.last + 1)
-    return _point(connection, more.returning(feed.c.first, feed.c.last))[1]
+    send(connection, update(feed).values(last=feed.c.last + 1))
+    return last(connection)
 
 
 def read(connection: Connection, model: str, since: int, namespace: str | None = None) -> Changes:
@@ -209,9 +208,9 @@ def _greatest(connection: Connection) -> int:
     return max(connection.scalar(number) or 0 for number in taken)
 
 
-def _point(connection: Connection, asked: Executable = _POINT) -> tuple[int, int]:
+def _point(connection: Connection) -> tuple[int, int]:
     """The numbers that the feed covers."""
-    rows = connection.execute(asked).all()
+    rows = connection.execute(_POINT).all()
     if len(rows) != 1:
         raise StoreError(LOST)
     return rows[0].first, rows[0].last
