@@ -9,6 +9,10 @@ from torch import Tensor
 from semkv_rag.blend import Candidates, Selector, register_selector
 from semkv_rag.blend.selectors import QueryAttention
 
+ROUNDING = 1e-6
+"""Of the largest deviation: what is less is rounding. Where windows are short, all that the question sees
+may have no more, and two ranks would put that in different orders."""
+
 
 class ByChance(Selector):
     """The same tokens for the same plan."""
@@ -25,7 +29,8 @@ class DeviationTimesAttention(QueryAttention):
 
     def scores(self, candidates: Candidates) -> Tensor:
         assert candidates.deviation is not None
-        return candidates.deviation * super().scores(candidates)
+        changed = candidates.deviation > ROUNDING * candidates.deviation.max()
+        return candidates.deviation * changed * super().scores(candidates)
 
 
 class Failing(Selector):

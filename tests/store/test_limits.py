@@ -104,7 +104,7 @@ def test_what_is_no_limit_is_refused(store: KVStore, wrong: Limit) -> None:
     assert store.lifecycle.limits() == []
 
 
-@pytest.mark.parametrize("times", [1, limited.HURRIED])
+@pytest.mark.parametrize("times", [1, limited.UNLOCKED])
 def test_others_that_come_first_take_the_room(
     store: KVStore, one: int, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,9 +103,11 @@ def _forgetting(kept: int) -> tuple[Delete, Update]:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether a statement failed because there is no number for a change."""
+    """Whether a statement failed because the feed had no number for a change: in SQLite's words, or
+    PostgreSQL's.
+    """
     return isinstance(error, IntegrityError) and bool(
-        re.search("null.*changes|null.*seq", str(error.orig), re.I)
+        re.search(r'NOT NULL.*changes\.seq|null.*"seq" of relation "changes"', str(error.orig))
     )
 
 

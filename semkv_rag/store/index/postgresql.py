@@ -3,6 +3,9 @@
 A server that is frozen, or whose machine is gone, says nothing. Its own timeouts do not help then, nor
 do TCP's while the system answers for the server. So the client counts how long it has heard nothing,
 gives up, and throws the connection away, because nobody knows what state it is in.
+
+In write transactions, statements whose answers nobody reads are kept here until one's answer is read or
+until the commit, and all of them go to the server at once (psycopg's pipeline mode).
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ class Connection(psycopg.Connection[Any]):
     Attributes:
         patience_s: how long the server may be silent.
         pipeline_used: that of `pipelined`; None outside of it.
-        unsent: what sends the statements that go with the next one, in their order.
+        unsent: each sends a statement; called before a statement whose answer is read, and before the
+            commit.
     """
 
     patience_s: float

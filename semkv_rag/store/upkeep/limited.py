@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
-from itertools import count, islice
+from itertools import islice
 from typing import Final, TypeVar
 
 from sqlalchemy import Connection
@@ -34,13 +33,12 @@ SWEEP_S: Final = 60.0
 SWEPT: Final = 10
 """Transactions that it spends on that, so that who adds does not wait for long."""
 
-
-HURRIED: Final = 3
-"""How often room is looked for without the writers' lock; then it is looked for under the lock."""
+UNLOCKED: Final = 3
+"""So many times room is looked for without the writers' lock; after that, under it."""
 
 
 class _OthersCameFirst(Exception):
-    """There was room when it was looked for."""
+    """They took the room after it was looked for."""
 
 
 class Limited:
@@ -61,16 +59,19 @@ class Limited:
         """See `Admission`."""
         self._sweep()
         kept = {*kept, *(newcomer.id for newcomer in newcomers)}
-        attempts = count()
+        failed = 0
         while True:
-            with suppress(_OthersCameFirst):
-                hurried = next(attempts) < HURRIED
-                room, gone, results = self._admit(newcomers, put, kept, hurried=hurried)
-                self._eviction.evicted += len(room.victims)
-                if gone:
-                    unlink(self._database, self._contents.root, gone)
-                if results:
-                    return results[0]
+            try:
+                locked = failed >= UNLOCKED
+                room, gone, results = self._admit(newcomers, put, kept, locked=locked)
+            except _OthersCameFirst:
+                failed += 1
+                continue
+            self._eviction.evicted += len(room.victims)
+            if gone:
+                unlink(self._database, self._contents.root, gone)
+            if results:
+                return results[0]
 
     def _admit(
         self,
@@ -78,26 +79,26 @@ class Limited:
         put: Callable[[Connection], Result],
         kept: Collection[str],
         *,
-        hurried: bool,
+        locked: bool,
     ) -> tuple[_Room, list[GoneFile], list[Result]]:
         """One transaction: the room made, the files that go, and `put`'s result if it was enough.
 
         Args:
-            hurried: look for room without the writers' lock.
+            locked: room is looked for under the writers' lock.
 
         Raises:
             _OthersCameFirst: there is no such room any more, and nothing was changed.
         """
-        if hurried:
+        if not locked:
             with self._database.scanning() as connection:
                 room = _Room(connection, newcomers, kept)
-        late = hurried and self._contents.files.in_object_store
+        late = not locked and self._contents.files.in_object_store
         with self._database.writing(late=late) as connection:
-            if not hurried:
+            if locked:
                 room = _Room(connection, newcomers, kept)
             results = [put(connection)] if room.enough else []
             gone = self._eviction.drop(connection, room.victims)
-            if results and hurried:
+            if results and not locked:
                 room.require(connection)
         return room, gone, results
 
