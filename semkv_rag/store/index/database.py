@@ -133,7 +133,7 @@ class Database:
         with self._errors("written"):
             if not durable:  # a request waits for it
                 self._rest.check()
-            with writer.connect() as connection, _pipelined(connection), connection.begin():
+            with writer.connect() as connection, _gathering(connection), connection.begin():
                 lock = select(schema.feed.c.last).with_for_update()
                 if late:
                     send(connection, lock)
@@ -247,12 +247,12 @@ def _server_engine(url: URL, patience_s: float) -> Engine:
     return made
 
 
-def _pipelined(connection: Connection) -> AbstractContextManager[None]:
+def _gathering(connection: Connection) -> AbstractContextManager[None]:
     if connection.dialect.driver != "psycopg":
         return nullcontext()
     from semkv_rag.store.index import postgresql
 
-    return postgresql.pipelined(connection)
+    return postgresql.gathering(connection)
 
 
 def _reader(engine: Engine) -> Engine:

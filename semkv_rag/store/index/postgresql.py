@@ -5,15 +5,17 @@ do TCP's while the system answers for the server. So the client counts how long 
 gives up, and throws the connection away, because nobody knows what state it is in.
 
 In write transactions, statements whose answers nobody reads are kept here until one's answer is read or
-until the commit, and all of them go to the server at once (psycopg's pipeline mode).
+until the commit, and all of them go to the server as one query. So the server needs no turn of the
+client's between them, which on a busy machine takes longer than they do. (In psycopg's pipeline mode it
+needs one: each statement is sent by itself.)
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -42,34 +44,31 @@ class Connection(psycopg.Connection[Any]):
 
     Attributes:
         patience_s: how long the server may be silent.
-        pipeline_used: that of `pipelined`; None outside of it.
-        unsent: each sends a statement; called before a statement whose answer is read, and before the
-            commit.
+        unsent: statements that wait for the next one whose answer is read, or for the commit; None
+            outside of `gathering`.
     """
 
     patience_s: float
-    pipeline_used: psycopg.Pipeline | None = None
+    unsent: list[str] | None = None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.unsent: list[Callable[[], object]] = []
-
-    def send(self) -> None:
-        """Send what is unsent; no answer is waited for."""
-        unsent, self.unsent = self.unsent, []
-        for one in unsent:
-            one()
+    def run_gathered(self, cursor: psycopg.Cursor[Any]) -> None:
+        """Run what is unsent; the cursor then has the answer of the last statement."""
+        assert self.unsent
+        together = ";\n".join(self.unsent).encode(self.info.encoding)
+        self.unsent.clear()
+        cursor.execute(together, prepare=False)
+        while cursor.nextset():
+            pass
 
     def commit(self) -> None:
-        self.send()
+        if self.unsent:
+            self.unsent.append("COMMIT")
+            self.run_gathered(self.cursor())
         super().commit()
 
     def rollback(self) -> None:
-        self.unsent.clear()
-        if self.pipeline_used is not None:
-            # What came behind a failed statement was aborted. That it failed is what the caller reads.
-            with suppress(psycopg.Error):
-                self.pipeline_used.sync()
+        if self.unsent:
+            self.unsent.clear()
         super().rollback()
 
     def wait(self, gen: PQGen[Answer], *args: Any, **kwargs: Any) -> Answer:
@@ -115,38 +114,37 @@ def bound(engine: Engine, patience_s: float) -> None:
 
 
 @contextmanager
-def pipelined(connection: sqlalchemy.Connection) -> Iterator[None]:
-    """A transaction whose statements go to the server when one's answer is read (`index.send`).
-
-    With a libpq older than 14 each goes by itself.
-    """
+def gathering(connection: sqlalchemy.Connection) -> Iterator[None]:
+    """A transaction whose statements go to the server when one's answer is read (`index.send`)."""
     made = connection.connection.driver_connection
-    if not isinstance(made, Connection) or not psycopg.capabilities.has_pipeline():
+    assert isinstance(made, Connection)
+    made.unsent = []
+    try:
         yield
-        return
-    with made.pipeline() as made.pipeline_used:
-        try:
-            yield
-        finally:
-            made.pipeline_used = None
+    finally:
+        made.unsent = None
 
 
 def _execute(
     many: bool, cursor: Any, statement: str, parameters: Any, context: ExecutionContext | None
 ) -> bool:
-    """Execute a statement of a pipelined transaction; False: it is of another one."""
+    """Execute or keep a statement of a gathering transaction; False: the driver may execute it."""
     made = cursor.connection
-    if not isinstance(made, Connection) or made.pipeline_used is None:
+    if not isinstance(made, Connection) or made.unsent is None:
         return False
+    write_out = psycopg.ClientCursor(made).mogrify
     if context is not None and context.execution_options.get(UNREAD):
-        # With a cursor of its own: this one is closed before.
-        run = psycopg.Cursor.executemany if many else psycopg.Cursor.execute
-        made.unsent.append(lambda: run(made.cursor(), statement, parameters))
+        made.unsent += [
+            write_out(statement, each) for each in (parameters if many else [parameters])
+        ]
         return True
-    made.send()
-    run_now = cursor.executemany if many else cursor.execute
-    run_now(statement, parameters)
-    made.pipeline_used.sync()
+    if not made.unsent:
+        return False
+    if many:  # the driver counts the rows of all
+        made.run_gathered(made.cursor())
+        return False
+    made.unsent.append(write_out(statement, parameters))
+    made.run_gathered(cursor)
     return True
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from sqlalchemy import insert, select, text
+from sqlalchemy import insert, select, text, update
 
 from semkv_rag.errors import StoreError
 from semkv_rag.store.index import schema
@@ -101,10 +101,35 @@ def test_a_statement_that_fails_says_why(index: Database, read: bool) -> None:
     assert models(index) == ["m"]
 
 
-def test_it_works_without_a_pipeline(index: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with libpq before 14."""
-    monkeypatch.setattr(psycopg.capabilities, "has_pipeline", lambda: False)
+def test_values_are_what_was_given(index: Database) -> None:
+    """They are written into the query, not sent beside it."""
+    odd = "it's 100 % 'so' \\ -- ; %s %(x)s :x \u00e9"
     with index.writing(late=True) as connection:
+        send(connection, insert(schema.models), MODEL | {"description": odd, "created_at": 0.1})
+    with index.reading() as connection:
+        found = connection.execute(select(schema.models.c.description, schema.models.c.created_at))
+        assert found.all() == [(odd, 0.1)]
+
+
+def test_many_rows_behind_what_is_unsent(index: Database) -> None:
+    with index.writing(late=True) as connection:
+        send(connection, insert(schema.models), MODEL)
+        rows = [MODEL | {"fingerprint": name} for name in ("n", "o")]
+        connection.execute(insert(schema.models), rows)
+        send(connection, insert(schema.models), MODEL | {"fingerprint": "p"})
+        changed = update(schema.models).values(created_at=2.0)
+        assert connection.execute(changed).rowcount == 4
+    assert models(index) == ["m", "n", "o", "p"]
+
+
+def test_the_server_is_sent_one_query(index: Database) -> None:
+    """So it needs no turn of the client's while others wait for the lock."""
+    with index.writing(late=True) as connection:
+        sent = connection.connection.driver_connection
+        assert isinstance(sent, psycopg.Connection)
+        trace = sent.pgconn
+        assert trace.transaction_status == psycopg.pq.TransactionStatus.IDLE
         send(connection, insert(schema.models), [MODEL, MODEL | {"fingerprint": "n"}])
-        assert is_locked(index)
+        assert trace.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    assert trace.transaction_status == psycopg.pq.TransactionStatus.IDLE
     assert models(index) == ["m", "n"]
