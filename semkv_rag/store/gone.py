@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from semkv_rag.store.files.paths import ALWAYS, Identity, chunk_paths, state_paths
 from semkv_rag.store.files.store_files import LocalFiles
-from semkv_rag.store.index import chunks, removals, states
+from semkv_rag.store.index import chunks, removals
 from semkv_rag.store.index.database import FREED, Database
 
 BATCH = 256
@@ -88,7 +88,7 @@ def _delete(database: Database, root: Path, files: LocalFiles, gone: Sequence[Go
         removals.begin(connection, [files.key(path) for path in going], time.time())
         return going
 
-    if going := database.freeing(begin):
+    if going := database.freeing(begin, late=True):
         _deleted(database, files, going)
 
 
@@ -102,8 +102,6 @@ def _deleted(database: Database, files: LocalFiles, paths: Sequence[Path]) -> No
 def promised(connection: Connection, root: Path, ids: Collection[str]) -> set[Path]:
     """The files that the index promises of chunks and states with these ids."""
     paths: set[Path] = set()
-    for chunk in chunks.find(connection, ids):
-        paths.update(chunk_paths(root, chunk, chunk.ranks))
-    for state in states.find(connection, ids):
-        paths.update(state_paths(root, state))
+    for key, ranks in removals.promised(connection, ids):
+        paths.update(chunk_paths(root, key, ranks) if ranks else state_paths(root, key))
     return paths

@@ -27,6 +27,7 @@ class ChunkRecord(ChunkKey):
         created_at, used_at: seconds since the epoch.
         ranks: its files, one for each tensor-parallel rank.
         codec: how its KV stands in them.
+        context: the digest of the tokens to its left when it was computed.
     """
 
     kind: str
@@ -37,6 +38,7 @@ class ChunkRecord(ChunkKey):
     used_at: float
     ranks: int = 1
     codec: str = "plain"
+    context: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from blake3 import blake3
 
 from semkv_rag.errors import OptionError, StoreError
 from semkv_rag.store import ChunkKey, ChunkRecord, KVStore
@@ -28,6 +29,7 @@ def test_a_promised_chunk_is_found_with_what_its_file_says(store: KVStore) -> No
             bytes=store.path(made.MODEL, "default", header.id).stat().st_size,
             created_at=1000.0,
             used_at=1000.0,
+            context=blake3(np.asarray(header.context, "<i4").tobytes()).hexdigest(),
         )
     }
     assert list(store.chunks()) == list(store.get(made.MODEL, "default", [header.id]).values())

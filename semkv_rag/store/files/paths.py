@@ -82,7 +82,7 @@ def chunk_paths(root: Path, key: ChunkKey, ranks: int) -> list[Path]:
     return []
 
 
-def state_paths(root: Path, record: StateRecord) -> list[Path]:
+def state_paths(root: Path, record: StateRecord | ChunkKey) -> list[Path]:
     """A promised state's file; none where the index holds what leads to no file."""
     with suppress(SemKVError):
         return [state_path(root, record.model, record.namespace, record.id)]

@@ -19,6 +19,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Insert,
+    ScalarSelect,
     Table,
     bindparam,
     delete,
@@ -56,6 +57,7 @@ _RECORD = select(
     chunks.c.used_at,
     chunks.c.ranks,
     chunks.c.codec,
+    chunks.c.context,
 )
 
 _OF_FILES: Final = ("kind", "ranks", "bytes", "codec")
@@ -156,17 +158,16 @@ def put(connection: Connection, found: Sequence[FoundChunk]) -> None:
     send(connection, _insert_new(chunk_tokens), tokens)
 
 
-def drop(connection: Connection, keys: Sequence[ChunkKey]) -> None:
+def drop(connection: Connection, going: Sequence[ChunkRecord]) -> None:
     """Remove those of some chunks that are there, what is known of them as prompts, and the contexts
-    that no chunk has any more.
+    that no chunk has any more. Reads nothing.
     """
-    if keys:
-        feed.append(connection, News(keys, False, _IS_THERE))
-    for piece in pieces(keys):
-        ids = [key.id for key in piece]
+    if going:
+        feed.append(connection, News(going, False, _IS_THERE))
+    for piece in pieces(going):
+        ids = [record.id for record in piece]
+        digests = {record.context for record in piece}
         prompts.drop(connection, ids)
-        used = select(chunks.c.context).distinct().where(chunks.c.id.in_(ids))
-        digests = connection.scalars(used).all()
         send(connection, delete(chunk_tokens).where(chunk_tokens.c.chunk_id.in_(ids)))
         send(connection, delete(chunks).where(chunks.c.id.in_(ids)))
         still_used = exists().where(chunks.c.context == contexts.c.digest)
@@ -232,9 +233,10 @@ def touch(connection: Connection, ids: Iterable[str], now: float) -> None:
         send(connection, update(chunks).where(chunks.c.id.in_(piece)).values(used_at=now))
 
 
-def total_bytes(connection: Connection, namespace: str | None, kind: str | None) -> int:
+def total_bytes(namespace: str | None, kind: str | None) -> ScalarSelect[int]:
+    """A query's part: what chunks take."""
     size = select(func.coalesce(func.sum(chunks.c.bytes), 0)).where(scope(None, namespace, kind))
-    return int(connection.scalar(size) or 0)
+    return size.scalar_subquery()
 
 
 def least_recently_used(

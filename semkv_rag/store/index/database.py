@@ -141,16 +141,17 @@ class Database:
                     connection.execute(lock)
                 yield connection
 
-    def freeing(self, operation: Callable[[Connection], Result]) -> Result:
+    def freeing(self, operation: Callable[[Connection], Result], *, late: bool = False) -> Result:
         """What `operation` returns in a write transaction that takes rows away; also on a full disk.
 
         Args:
             operation: called again when it failed for want of disk space. Of at most `FREED` chunks,
                 so that the reserve is enough.
+            late: as of `writing`.
         """
 
         def transaction() -> Result:
-            with self.writing() as connection:
+            with self.writing(late=late) as connection:
                 return operation(connection)
 
         return self._on_full_disk(transaction)

@@ -9,11 +9,22 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from sqlalchemy import Connection, delete, func, insert, or_, select, update
+from sqlalchemy import (
+    Connection,
+    delete,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    union_all,
+    update,
+)
 
 from semkv_rag.store.index.chunks import pieces
-from semkv_rag.store.index.schema import removals
+from semkv_rag.store.index.schema import chunks, removals, states
 from semkv_rag.store.index.send import send
+from semkv_rag.store.records import ChunkKey
 
 KEPT_S: Final = 3600.0
 """What was deleted is known for so long. Nobody takes as long between seeing and promising."""
@@ -22,6 +33,25 @@ KEPT_S: Final = 3600.0
 def last(connection: Connection) -> int:
     """The number of the removal that ended last."""
     return int(connection.scalar(select(func.max(removals.c.number))) or 0)
+
+
+def promised(connection: Connection, ids: Collection[str]) -> list[tuple[ChunkKey, int]]:
+    """Chunks and states of these ids that the index promises, each with its ranks; a state has 0.
+
+    One query, since it is asked under the writers' lock.
+    """
+    found: list[tuple[ChunkKey, int]] = []
+    for piece in pieces(ids):
+        asked = union_all(
+            *(
+                select(table.c.id, table.c.model, table.c.namespace, ranks).where(
+                    table.c.id.in_(piece)
+                )
+                for table, ranks in ((chunks, chunks.c.ranks), (states, literal(0)))
+            )
+        )
+        found += [(ChunkKey(*row[:3]), row[3]) for row in connection.execute(asked)]
+    return found
 
 
 def begin(connection: Connection, keys: Collection[str], now: float) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    ScalarSelect,
     Select,
     delete,
     func,
@@ -90,9 +91,10 @@ def touch(connection: Connection, ids: Iterable[str], now: float) -> None:
         send(connection, update(states).where(states.c.id.in_(piece)).values(used_at=now))
 
 
-def total_bytes(connection: Connection, namespace: str | None) -> int:
+def total_bytes(namespace: str | None) -> ScalarSelect[int]:
+    """A query's part: what states take."""
     size = select(func.coalesce(func.sum(states.c.bytes), 0)).where(scope(None, namespace))
-    return int(connection.scalar(size) or 0)
+    return size.scalar_subquery()
 
 
 def least_recently_used(

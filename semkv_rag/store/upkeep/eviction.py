@@ -11,7 +11,7 @@ from heapq import merge
 from itertools import islice
 from typing import Final, TypeAlias, TypeVar
 
-from sqlalchemy import ColumnElement, Connection
+from sqlalchemy import ColumnElement, Connection, ScalarSelect, literal, select
 
 from semkv_rag.store.gone import GoneFile, unlink
 from semkv_rag.store.index import chunks, limits, pins, schema, states
@@ -134,12 +134,12 @@ def first_bytes(records: Iterable[Record], over: int) -> Iterator[Record]:
 
 def used_bytes(connection: Connection, namespace: str | None, kind: str | None = None) -> int:
     """What chunks and states take; None is any namespace or kind."""
-    used = 0
+    sums: list[ScalarSelect[int]] = []
     if kind != STATE:
-        used += chunks.total_bytes(connection, namespace, kind)
+        sums.append(chunks.total_bytes(namespace, kind))
     if kind in (None, STATE):
-        used += states.total_bytes(connection, namespace)
-    return used
+        sums.append(states.total_bytes(namespace))
+    return int(connection.scalar(select(sum(sums, start=literal(0)))) or 0)
 
 
 def _in_order(
