@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from semkv_rag.connector.worker.model.row_kernel import attend
-from semkv_rag.connector.worker.model.row_tiles import Rows, Strides, tile_rows
+from semkv_rag.connector.worker.model.row_tiles import Rows, tile_rows
+from semkv_rag.connector.worker.model.strides import Strides
 
 BLOCKS, OF_REQUEST = 24, 8
 ASKED = (70, 33)

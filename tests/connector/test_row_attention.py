@@ -11,7 +11,8 @@ import torch
 
 from semkv_rag.connector.worker.model.block_layout import Places
 from semkv_rag.connector.worker.model.paged import PagedKV
-from semkv_rag.connector.worker.model.row_attention import RowAttention, even_strides
+from semkv_rag.connector.worker.model.row_attention import RowAttention
+from semkv_rag.connector.worker.model.strides import even_strides
 
 BLOCKS, TOKENS, HEADS, DIM = 5, 16, 3, 8
 

@@ -46,6 +46,7 @@ from semkv_rag.connector.worker.capture.lull import Lull
 from semkv_rag.connector.worker.chunk_files import ChunkFiles
 from semkv_rag.connector.worker.chunk_memory import ChunkMemory
 from semkv_rag.connector.worker.gate import run_gate
+from semkv_rag.connector.worker.load_check import checked_loading
 from semkv_rag.connector.worker.model.adapters import Adapters, adapters_of
 from semkv_rag.connector.worker.model.block_layout import find_layouts
 from semkv_rag.connector.worker.model.draft_kv import DraftKV
@@ -186,6 +187,8 @@ class BlendExecutor:
                 logger.exception("The gate failed")
                 gate = GateReport(False, f"the gate failed: {fault!r}")
             if gate.servable:
+                blocks = runner.kv_cache_config.num_blocks
+                model.loading = checked_loading(blend_pass.setting, blocks, runner.dtype)
                 break
         return gate
 

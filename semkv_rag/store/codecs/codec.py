@@ -14,6 +14,8 @@ from typing import Final, TypeAlias
 import torch
 from torch import Tensor
 
+from semkv_rag.store.codecs.coded import Coded
+
 Layout: TypeAlias = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 """Tensors' dtypes and shapes by name, in their order."""
 
@@ -107,6 +109,10 @@ class Codec(ABC):
             scratch: may hold what is returned.
         """
 
+    def coded(self, parts: Mapping[str, Tensor], rows: slice) -> tuple[Coded, Coded] | None:
+        """What decodes K and V of the tokens `rows` in a kernel; None: `decode` does it."""
+        return None
+
     def fault(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> str | None:
         """Why what the tensors decode to is not sure to be finite, in words, or None.
 
@@ -157,6 +163,10 @@ class EncodedLayer:
             scratch: memory that what is returned may stand in, until it is given to another call.
         """
         return self.codec.decode(self.parts, rows, self.dtype, bring, scratch or Scratch())
+
+    def coded(self, rows: slice) -> tuple[Coded, Coded] | None:
+        """K and V of some tokens for a kernel that decodes them; None: `decode` does it."""
+        return self.codec.coded(self.parts, rows)
 
 
 def as_numbers(tensor: Tensor) -> Tensor:

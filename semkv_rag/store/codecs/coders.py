@@ -27,6 +27,8 @@ from semkv_rag.store.codecs.codec import (
     overflow,
     rounded_up,
 )
+from semkv_rag.store.codecs.coded import Coded
+from semkv_rag.store.codecs.codes import around_middle, packed, signed, unpacked
 
 MULTIPLE = 4
 """Of a head's size, for lossy coders: so that each tensor has an even number of bytes."""
@@ -65,6 +67,10 @@ class Coder(ABC):
     ) -> Tensor:
         """[rows, heads, dim]: the tensor itself, or in float32, maybe in the scratch memory."""
 
+    @abstractmethod
+    def coded(self, parts: Mapping[str, Tensor], rows: slice) -> Coded:
+        """What a kernel needs to decode the tokens `rows`."""
+
     def fault(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> str | None:
         """As a codec's."""
         return None
@@ -89,6 +95,9 @@ class Same(Coder):
         self, parts: Mapping[str, Tensor], rows: slice, bring: Bring, scratch: Scratch
     ) -> Tensor:
         return bring(parts[""][rows])
+
+    def coded(self, parts: Mapping[str, Tensor], rows: slice) -> Coded:
+        return Coded(heads_of(parts[""].shape), parts[""][rows])
 
 
 class Fp8(Coder):
@@ -125,6 +134,9 @@ class Fp8(Coder):
         numbers.mul_(bring(parts[".scale"][rows]).float().mul_(2**8)[..., None])
         return numbers
 
+    def coded(self, parts: Mapping[str, Tensor], rows: slice) -> Coded:
+        return by_token(parts, rows)
+
     def fault(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> str | None:
         return overflow(parts[".scale"], None, FP8_LARGEST, dtype)
 
@@ -153,6 +165,9 @@ class Rows8(Coder):
         numbers = scratch.take("numbers", codes.shape, torch.float32, codes.device).copy_(codes)
         numbers.mul_(bring(parts[".scale"][rows]).float()[..., None])
         return numbers
+
+    def coded(self, parts: Mapping[str, Tensor], rows: slice) -> Coded:
+        return by_token(parts, rows)
 
     def fault(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> str | None:
         return overflow(parts[".scale"], None, 128, dtype)
@@ -206,6 +221,11 @@ class Rows4(Coder):
         grouped = numbers.view(tokens, heads, groups, numbers.shape[1] // (heads * groups))
         grouped.mul_(scale[..., None]).add_(middle[..., None])
         return numbers.view(tokens, heads, -1)
+
+    def coded(self, parts: Mapping[str, Tensor], rows: slice) -> Coded:
+        scale, codes = parts[".scale"], parts[""]
+        shape = scale.shape[1], 2 * codes.shape[1] // scale.shape[1]
+        return Coded(shape, codes[rows], scale[rows], parts[".middle"][rows])
 
     def fault(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> str | None:
         return overflow(parts[".scale"], parts[".middle"], 7.5, dtype)
@@ -261,8 +281,7 @@ class Channels(Coder):
     def decode(
         self, parts: Mapping[str, Tensor], rows: slice, bring: Bring, scratch: Scratch
     ) -> Tensor:
-        begin, end, _ = rows.indices(len(parts[""]))
-        first, last = begin // self._group, -(-end // self._group)
+        begin, first, last = self._groups(parts, rows)
         scale = bring(parts[".scale"][first:last]).float()
         middle = bring(parts[".middle"][first:last]).float()
         codes = bring(parts[""][rows])
@@ -277,9 +296,26 @@ class Channels(Coder):
             torch.addcmul(middle[index], group, scale[index], out=group)
         return numbers
 
+    def coded(self, parts: Mapping[str, Tensor], rows: slice) -> Coded:
+        begin, first, last = self._groups(parts, rows)
+        scale, middle = parts[".scale"][first:last], parts[".middle"][first:last]
+        shape = scale.shape[1], scale.shape[2]
+        begin -= first * self._group
+        return Coded(shape, parts[""][rows], scale, middle, self._group, begin)
+
+    def _groups(self, parts: Mapping[str, Tensor], rows: slice) -> tuple[int, int, int]:
+        """The first of `rows`, the first group that they are of, and the one behind the last."""
+        begin, end, _ = rows.indices(len(parts[""]))
+        return begin, begin // self._group, -(-end // self._group)
+
     def fault(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> str | None:
         reach = 128 if self._bits == 8 else self._reach
         return overflow(parts[".scale"], parts[".middle"], reach, dtype)
+
+
+def by_token(parts: Mapping[str, Tensor], rows: slice) -> Coded:
+    """Of codes, [tokens, heads, dim], with a scale for each token and head."""
+    return Coded(heads_of(parts[""].shape), parts[""][rows], parts[".scale"][rows][..., None])
 
 
 def require(shape: HeadShape, dtype: torch.dtype) -> None:
@@ -301,38 +337,3 @@ def heads_of(shape: tuple[int, ...]) -> HeadShape:
     if len(shape) != 3:
         raise ValueError(f"{list(shape)} is not [rows, kv_heads, head_dim]")
     return shape[1], shape[2]
-
-
-def around_middle(numbers: Tensor, dim: int, reach: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Scale and middle, bfloat16, of what stands along `dim`, and the numbers by them, -reach to reach.
-
-    Halves of an odd number are kept halves: with a reach of 7.5 there is a code for 7.5 and none for 0.
-    """
-    low, high = numbers.amin(dim, keepdim=True), numbers.amax(dim, keepdim=True)
-    middle = (low / 2 + high / 2).bfloat16()
-    apart = numbers - middle.float()
-    scale = rounded_up(apart.abs().amax(dim, keepdim=True) / reach)
-    half = reach % 1
-    codes = (divided(apart, scale) + half).round_() - half
-    return scale, middle, codes.clamp_(-reach, reach)
-
-
-def signed(codes: Tensor) -> Tensor:
-    """As int8."""
-    return codes.round().clamp_(-127, 127).to(torch.int8)
-
-
-def packed(codes: Tensor) -> Tensor:
-    """Whole numbers from 0 to 15, [tokens, numbers], two in a byte."""
-    low, high = codes.to(torch.uint8).chunk(2, dim=1)
-    return low | (high << 4)
-
-
-def unpacked(codes: Tensor, scratch: Scratch) -> Tensor:
-    """The codes, float32."""
-    tokens, half = codes.shape
-    numbers = scratch.take("numbers", (tokens, 2 * half), torch.float32, codes.device)
-    bits = scratch.take("bits", (tokens, half), torch.uint8, codes.device)
-    numbers[:, :half].copy_(torch.bitwise_and(codes, 15, out=bits))
-    numbers[:, half:].copy_(torch.bitwise_right_shift(codes, 4, out=bits))
-    return numbers

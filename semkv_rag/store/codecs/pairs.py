@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from semkv_rag.store.codecs.codec import Bring, Codec, HeadShape, Layout, Scratch
+from semkv_rag.store.codecs.coded import Coded
 from semkv_rag.store.codecs.coders import Channels, Coder, Fp8, Rows4, Rows8, Same
 
 Part = TypeVar("Part")
@@ -65,6 +66,12 @@ class PairCodec(Codec):
                 numbers = place.copy_(numbers)
             decoded.append(numbers)
         return decoded[0], decoded[1]
+
+    def coded(self, parts: Mapping[str, Tensor], rows: slice) -> tuple[Coded, Coded]:
+        keys, values = (
+            coder.coded(_own(parts, which, coder), rows) for which, coder in self._coders
+        )
+        return keys, values
 
     def fault(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> str | None:
         for which, coder in self._coders:

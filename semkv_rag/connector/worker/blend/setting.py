@@ -46,14 +46,16 @@ class BlendSetting:
     def may_keep_keys(self, tokens: int) -> bool:
         """Whether loaded keys of so many tokens are kept; others are read back from the cache.
 
-        Not on a device, whose memory vLLM has given to the cache, nor where they are not all that
-        queries fall on.
+        Not on a device, whose memory vLLM has given to the cache, nor where a kernel writes them, nor
+        where they are not all that queries fall on.
         """
         layers = self.model.layers
         per_token = sum(heads * dim for (heads, dim), _ in (one.kv_shapes for one in layers))
         itemsize = int(layers[0].attention.kv_cache.itemsize)
         bytes_ = tokens * per_token * itemsize * (len(self.in_blends) + 1)
-        if self.model.paged.device.type != "cpu" or any(one.asks_values for one in layers):
+        if self.model.paged.device.type != "cpu" or self.model.loading is not None:
+            return False
+        if any(one.asks_values for one in layers):
             return False
         return bytes_ <= KEPT_KEYS_BYTES
 

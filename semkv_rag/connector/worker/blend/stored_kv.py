@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeAlias
 
 import torch
@@ -204,6 +205,7 @@ class StoredKV:
         """Write a layer, span by span: K and V go from where they were read to the cache.
 
         They are decoded where the model is: what is copied to a device is as small as what is stored.
+        Where a kernel does all of it, no keys are kept.
 
         Args:
             slots: those of each span.
@@ -211,15 +213,20 @@ class StoredKV:
         kept = self._room_for_keys(index, chunks) if self._keeps_keys else None
         for span, places in zip(self._spans, slots, strict=True):
             rows = slice(span.src, span.src + span.length)
-            keys, values = (
-                chunks[span.chunk_id]
-                .encoded(index)
-                .decode(rows, bring=self._stream.bring, scratch=self._scratch)
-            )
+            encoded = chunks[span.chunk_id].encoded(index)
+            matrix = partial(self._matrix, index, span.shift)
+            bring, kernel = self._stream.bring, self._model.loading
+            if kernel is not None and kernel.write(
+                index, encoded, rows, places, matrix=matrix, bring=bring
+            ):
+                continue
+            keys, values = encoded.decode(rows, bring=bring, scratch=self._scratch)
             into = None
             if kept is not None and not span.exact:
                 into, kept = kept[: span.length], kept[span.length :]
-            self._model.tap.write(index, self._moved(index, keys, span.shift, into), values, places)
+            self._model.tap.write(
+                index, self._moved(keys, matrix(keys.dtype), into), values, places
+            )
 
     def _room_for_keys(self, index: int, chunks: Mapping[str, KVSource]) -> Tensor:
         """Where a layer's moved keys are kept, [candidates, kv_heads, head_dim]."""
@@ -230,16 +237,23 @@ class StoredKV:
         self._keys[index] = kept
         return kept
 
-    def _moved(self, index: int, keys: Tensor, shift: int, into: Tensor | None) -> Tensor:
-        """Keys moved by `shift` positions, in memory that is given, if it is."""
+    def _matrix(self, index: int, shift: int, dtype: torch.dtype) -> Tensor | None:
+        """What moves keys of a layer by `shift` positions; None: they stay as they are."""
         rotary = self._model.layers[index].rotary
         if rotary is None or shift == 0:
-            return keys if into is None else into.copy_(keys)
-        size = keys.shape[-1]
+            return None
         matrix = self._matrices.get((id(rotary), shift))
         if matrix is None:
-            matrix = rotary.matrix(shift, size).to(keys.dtype)
+            size = self._model.layers[index].kv_shapes[0][1]
+            matrix = rotary.matrix(shift, size).to(self._rows.slots.device, dtype)
             self._matrices[id(rotary), shift] = matrix
+        return matrix
+
+    def _moved(self, keys: Tensor, matrix: Tensor | None, into: Tensor | None) -> Tensor:
+        """Keys moved, in memory that is given, if it is."""
+        if matrix is None:
+            return keys if into is None else into.copy_(keys)
+        size = keys.shape[-1]
         into = torch.empty_like(keys) if into is None else into
         torch.mm(keys.reshape(-1, size), matrix, out=into.view(-1, size))
         return into

@@ -7,17 +7,16 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from vllm.triton_utils import HAS_TRITON
 
-from semkv_rag.connector.worker.model.block_layout import BlockLayout, Places
+from semkv_rag.connector.worker.model.block_layout import BlockLayout
 from semkv_rag.connector.worker.model.layer import Layer
 from semkv_rag.connector.worker.model.paged import PagedKV
 from semkv_rag.connector.worker.model.replaced import Forward, replaced
-from semkv_rag.connector.worker.model.row_tiles import Rows, Strides, tile_rows
+from semkv_rag.connector.worker.model.row_tiles import Rows, tile_rows
 from semkv_rag.connector.worker.model.slice import Slice
+from semkv_rag.connector.worker.model.strides import require_triton, strides_of
 
 
 class RowAttention:
@@ -30,10 +29,7 @@ class RowAttention:
     def __init__(
         self, layers: Sequence[Layer], layouts: Sequence[BlockLayout], paged: PagedKV
     ) -> None:
-        if any(layer.by_token for layer in layers):
-            raise NotImplementedError("latents")
-        if not HAS_TRITON or paged.device.type == "cpu":
-            raise NotImplementedError("Triton does not run here")
+        require_triton(layers, paged)
         if paged.block_size & (paged.block_size - 1):
             raise NotImplementedError(f"blocks of {paged.block_size} tokens")
         self._paged = paged
@@ -86,12 +82,10 @@ def _forward_of(layer: Layer, layout: BlockLayout, paged: PagedKV) -> Forward:
     from semkv_rag.connector.worker.model.row_kernel import attend
 
     attention = layer.attention
-    impl, cache = attention.impl, attention.kv_cache
+    impl = attention.impl
     if getattr(impl, "alibi_slopes", None) is not None:
         raise NotImplementedError("alibi_slopes")
-    if layout.kept.itemsize == 1:
-        raise NotImplementedError("a cache of 8 bits")
-    keys, values = (even_strides(places, cache, paged) for places in (layout.keys, layout.values))
+    keys, values = strides_of(layout, paged)
     run = partial(
         attend,
         keys=keys,
@@ -121,21 +115,3 @@ def _forward_of(layer: Layer, layout: BlockLayout, paged: PagedKV) -> Forward:
         return output
 
     return forward
-
-
-def even_strides(places: Places, cache: Tensor, paged: PagedKV) -> Strides:
-    """Where K or V of a layer stands.
-
-    Raises:
-        NotImplementedError: not at even distances.
-    """
-    where = paged.offsets(cache, places.numbers)
-    first = int(where[0, 0, 0])
-    token, head, dim = (
-        int(np.take(where, min(1, size - 1), axis).flat[0]) - first
-        for axis, size in enumerate(places.shape)
-    )
-    tokens, heads, dims = np.ix_(*(np.arange(size) for size in places.shape))
-    if not np.array_equal(first + tokens * token + heads * head + dims * dim, where):
-        raise NotImplementedError("a cache whose numbers do not stand at even distances")
-    return Strides(first, paged.block_stride(cache), token, head, dim)

@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from semkv_rag.connector.worker.model.row_tiles import Rows, Strides, tile_rows
+from semkv_rag.connector.worker.model.row_tiles import Rows, tile_rows
+from semkv_rag.connector.worker.model.strides import Strides
 
 KEYS = 64
 """Keys that a tile looks at in one go, at most."""

@@ -1,4 +1,4 @@
-"""What the kernel for scattered rows is told: which rows, and where a cache's numbers stand."""
+"""Which rows the kernel for scattered rows is given."""
 
 from __future__ import annotations
 
@@ -8,17 +8,6 @@ from torch import Tensor
 
 TILE = 128
 """Rows of a tile, each of one token and one query head."""
-
-
-@dataclass(frozen=True)
-class Strides:
-    """Where a number of K, or of V, stands in a layer's cache, counted in numbers from its first one."""
-
-    first: int
-    block: int
-    token: int
-    head: int
-    dim: int
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from vllm.config import VllmConfig
 from vllm.forward_context import set_forward_context
 
 from semkv_rag.connector.worker.model.adapters import Adapters
+from semkv_rag.connector.worker.model.kernel_loading import KernelLoading
 from semkv_rag.connector.worker.model.kv_tap import KVTap
 from semkv_rag.connector.worker.model.layer import Layer
 from semkv_rag.connector.worker.model.paged import PagedKV
@@ -37,6 +38,7 @@ class SlicedModel:
 
     Attributes:
         attention: of what is computed here.
+        loading: writes stored KV in one go; None where decoding, moving and vLLM's write do.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class SlicedModel:
     ) -> None:
         self._model, self.config, self.adapters = model, config, adapters
         self.layers, self.tap, self.paged, self.attention = layers, tap, paged, attention
+        self.loading: KernelLoading | None = None
 
     def forward(self, slices: Sequence[Slice], *, rotary_shift: int = 0) -> Tensor:
         """The hidden states of the slices' tokens, one slice behind the other; their KV is written.

@@ -42,6 +42,7 @@ def _about(bench: Bench, size: int) -> Found:
         "dtype": str(bench.runner.dtype).removeprefix("torch."),
         "attention_backend": layer.backend,
         "attention_of_blends": type(model.attention).__name__,
+        "loading_of_blends": type(model.loading).__name__ if model.loading else None,
         "kv_cache_dtype": layer.attention.kv_cache_dtype,
         "block_size": model.paged.block_size,
         "blocks": bench.runner.kv_cache_config.num_blocks,

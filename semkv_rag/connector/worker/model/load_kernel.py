@@ -1,0 +1,171 @@
+"""Stored KV into a paged cache, in Triton: decoded, moved and written in one go.
+
+Each number is read once, as it is stored, and written once. Otherwise decoding, the product with the
+rotation and vLLM's write are kernels one behind the other, and each reads what the one before wrote.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from semkv_rag.connector.worker.model.strides import Strides
+from semkv_rag.store.codecs.coded import Coded
+
+TOKENS = 32
+"""Of a tile."""
+
+DIMS = 64
+"""Of a tile, at most."""
+
+_AS_THEY_ARE, _INT8, _FP8, _PACKED = range(4)
+
+
+def load(
+    cache: Tensor,
+    numbers: Coded,
+    slots: Tensor,
+    where: Strides,
+    *,
+    block_size: int,
+    matrix: Tensor | None = None,
+) -> None:
+    """Write K or V to `cache` at `slots`.
+
+    Args:
+        cache: one layer's, of any shape, in the dtype of K and V; `where` says what stands where.
+        numbers: on the cache's device.
+        slots: [tokens], int64.
+        block_size: tokens of a block.
+        matrix: what K is multiplied by from the right, [head_dim, head_dim], in the cache's dtype: the
+            rotation that moves it. None leaves the numbers as they are.
+    """
+    heads, dim = numbers.shape
+    codes = numbers.codes.contiguous()
+    kind = _kind_of(codes)
+    if kind == _FP8:
+        codes = codes.view(torch.int8)  # not every device that Triton runs on has such numbers
+    scale = None if numbers.scale is None else numbers.scale.contiguous()
+    middle = None if numbers.middle is None else numbers.middle.contiguous()
+    groups = 1 if scale is None else scale.shape[2]
+    unread = codes  # some memory
+    tile = min(DIMS, triton.next_power_of_2(max(dim, 16)))
+    _kernel[triton.cdiv(len(slots), TOKENS), heads, triton.cdiv(dim, tile)](
+        cache,
+        slots,
+        codes,
+        unread if scale is None else scale,
+        unread if middle is None else middle,
+        unread if matrix is None else matrix.contiguous(),
+        len(slots),
+        codes[0].numel(),
+        heads * groups,
+        groups,
+        numbers.group_tokens,
+        numbers.begin,
+        *(where.first, where.block, where.token, where.head, where.dim),
+        block_size,
+        heads * dim // 2,
+        dim=dim,
+        group_dims=dim // groups,
+        tokens=TOKENS,
+        tile=tile,
+        all_dims=triton.next_power_of_2(max(dim, 16)),
+        kind=kind,
+        centred=middle is not None,
+        moved=matrix is not None,
+        exact=cache.dtype == torch.float32,
+    )
+
+
+def _kind_of(codes: Tensor) -> int:
+    kinds = {torch.int8: _INT8, torch.float8_e4m3fn: _FP8, torch.uint8: _PACKED}
+    return kinds.get(codes.dtype, _AS_THEY_ARE)
+
+
+# What differs from span to span, so that no span is compiled for while a request waits.
+@triton.jit(  # type: ignore[untyped-decorator,unused-ignore]
+    do_not_specialize=["count", "begin"], do_not_specialize_on_alignment=["slots"]
+)
+def _kernel(  # type: ignore[no-untyped-def]
+    cache,
+    slots,
+    codes,
+    scale,
+    middle,
+    matrix,
+    count,
+    codes_token,
+    scale_group,
+    scale_head,
+    group_tokens,
+    begin,
+    first,
+    block_stride,
+    token_stride,
+    head_stride,
+    dim_stride,
+    block_size,
+    half,
+    dim: tl.constexpr,
+    group_dims: tl.constexpr,
+    tokens: tl.constexpr,
+    tile: tl.constexpr,
+    all_dims: tl.constexpr,
+    kind: tl.constexpr,
+    centred: tl.constexpr,
+    moved: tl.constexpr,
+    exact: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * tokens + tl.arange(0, tokens)
+    head = tl.program_id(1).to(tl.int64)
+    written = tl.program_id(2) * tile + tl.arange(0, tile)
+    here = rows < count
+    # A moved number depends on all of its head's.
+    dims = tl.arange(0, all_dims) if moved else written
+    mask = here[:, None] & (dims < dim)[None, :]
+
+    number = head * dim + dims
+    if kind == 3:
+        place = tl.where(number < half, number, number - half)
+        both = tl.load(codes + rows[:, None] * codes_token + place[None, :], mask=mask, other=0)
+        both = both.to(tl.int32)
+        numbers = tl.where((number < half)[None, :], both & 15, both >> 4).to(tl.float32)
+    else:
+        numbers = tl.load(codes + rows[:, None] * codes_token + number[None, :], mask=mask, other=0)
+        if kind == 2:
+            # Moved by 7 bits an e4m3 number is a float16, 2 ** 8 times as small. -0x4080: the sign, and
+            # the bits that it then has.
+            bits = (numbers.to(tl.int16) << 7) & -0x4080
+            numbers = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+        if kind == 1:
+            numbers = numbers.to(tl.float32)
+    if kind > 0:
+        group = (rows + begin) // group_tokens
+        place = group[:, None] * scale_group + head * scale_head + (dims // group_dims)[None, :]
+        scales = tl.load(scale + place, mask=mask, other=0.0).to(tl.float32)
+        numbers = numbers * scales
+        if centred:
+            middles = tl.load(middle + place, mask=mask, other=0.0).to(tl.float32)
+            if kind == 3:
+                middles = middles - 7.5 * scales
+            numbers = numbers + middles
+        numbers = numbers.to(cache.dtype.element_ty)
+
+    if moved:
+        turn = tl.load(
+            matrix + dims[:, None] * dim + written[None, :],
+            mask=(dims < dim)[:, None] & (written < dim)[None, :],
+            other=0.0,
+        )
+        numbers = tl.dot(numbers, turn, input_precision="ieee") if exact else tl.dot(numbers, turn)
+
+    slot = tl.load(slots + rows, mask=here, other=0)
+    place = first + slot // block_size * block_stride + slot % block_size * token_stride
+    tl.store(
+        cache + place[:, None] + head * head_stride + written[None, :] * dim_stride,
+        numbers.to(cache.dtype.element_ty),
+        mask=here[:, None] & (written < dim)[None, :],
+    )

@@ -1,0 +1,91 @@
+"""The kernel that loads stored KV in an engine on a CPU, and torch in its place."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from semkv_rag.connector.worker.model.strides import Strides
+from semkv_rag.store.codecs.coded import Coded
+
+KERNEL = "semkv_rag.connector.worker.model.load_kernel"
+
+
+def load_in_torch(
+    cache: Tensor,
+    numbers: Coded,
+    slots: Tensor,
+    where: Strides,
+    *,
+    block_size: int,
+    matrix: Tensor | None = None,
+) -> None:
+    heads, dim = numbers.shape
+    decoded = numbers.codes
+    if numbers.scale is not None:
+        codes = decoded.float()
+        if decoded.dtype == torch.uint8:
+            codes = torch.cat((decoded & 15, decoded >> 4), 1).float() - 7.5
+        codes = codes.view(-1, heads, dim)
+        group = (torch.arange(len(codes)) + numbers.begin) // numbers.group_tokens
+        each = dim // numbers.scale.shape[2]
+        codes = codes * numbers.scale[group].float().repeat_interleave(each, 2)
+        if numbers.middle is not None:
+            codes = codes + numbers.middle[group].float().repeat_interleave(each, 2)
+        decoded = codes.to(cache.dtype)
+    decoded = decoded if matrix is None else decoded @ matrix
+    places = where.first + slots // block_size * where.block + slots % block_size * where.token
+    places = places[:, None, None] + (torch.arange(heads) * where.head)[:, None]
+    reach = int(torch.tensor(cache.shape).sub(1).mul(torch.tensor(cache.stride())).sum()) + 1
+    cache.as_strided((reach,), (1,))[places + torch.arange(dim) * where.dim] = decoded
+
+
+def unmoved(*args: Any, matrix: Tensor | None = None, **kwargs: Any) -> None:
+    load_in_torch(*args, **kwargs)
+
+
+def install(worker: Any, load: Callable[..., None] | None) -> bool:
+    """Have blends load by the kernel, if it passes; whether it does. `load`: torch in its place."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    from semkv_rag.connector.worker import load_check
+    from semkv_rag.connector.worker.model import kernel_loading
+
+    kernel_loading.require_triton = lambda *_: None
+    if load is not None:
+        sys.modules[KERNEL] = SimpleNamespace(load=load)  # type: ignore[assignment]
+    setting = get_kv_transfer_group().executor._blend_pass.setting
+    runner = worker.model_runner
+    blocks = runner.kv_cache_config.num_blocks
+    setting.model.loading = load_check.checked_loading(setting, blocks, runner.dtype)
+    return setting.model.loading is not None
+
+
+def remove(worker: Any) -> None:
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    get_kv_transfer_group().executor._blend_pass.setting.model.loading = None
+    sys.modules.pop(KERNEL, None)
+
+
+def count(worker: Any) -> int:
+    """Layers that the kernel has written since it was asked last."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    loading = get_kv_transfer_group().executor._blend_pass.setting.model.loading
+    seen = getattr(loading, "seen", 0)
+    if not hasattr(loading, "seen"):
+        write = loading.write
+
+        def counted(*args: Any, **kwargs: Any) -> bool:
+            loading.seen += write(*args, **kwargs)
+            return True
+
+        loading.write = counted
+    loading.seen = 0
+    return int(seen)
