@@ -12,6 +12,7 @@ from torch import Tensor
 
 from semkv_rag.connector.worker.model.strides import Strides
 from semkv_rag.store.codecs.coded import Coded
+from workbench.decoded import decoded_in_torch
 
 KERNEL = "semkv_rag.connector.worker.model.load_kernel"
 
@@ -26,18 +27,7 @@ def load_in_torch(
     matrix: Tensor | None = None,
 ) -> None:
     heads, dim = numbers.shape
-    decoded = numbers.codes
-    if numbers.scale is not None:
-        codes = decoded.float()
-        if decoded.dtype == torch.uint8:
-            codes = torch.cat((decoded & 15, decoded >> 4), 1).float() - 7.5
-        codes = codes.view(-1, heads, dim)
-        group = (torch.arange(len(codes)) + numbers.begin) // numbers.group_tokens
-        each = dim // numbers.scale.shape[2]
-        codes = codes * numbers.scale[group].float().repeat_interleave(each, 2)
-        if numbers.middle is not None:
-            codes = codes + numbers.middle[group].float().repeat_interleave(each, 2)
-        decoded = codes.to(cache.dtype)
+    decoded = decoded_in_torch(numbers, cache.dtype)
     decoded = decoded if matrix is None else decoded @ matrix
     places = where.first + slots // block_size * where.block + slots % block_size * where.token
     places = places[:, None, None] + (torch.arange(heads) * where.head)[:, None]

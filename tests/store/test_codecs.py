@@ -23,6 +23,7 @@ from semkv_rag.store.codecs.pairs import PairCodec
 from semkv_rag.store.files.header import format_of, metadata_of
 from semkv_rag.store.files.tensor_writer import write_tensors
 from tests.store import made
+from workbench.decoded import decoded_in_torch
 
 LOSSY = [name for name in codec_names() if name != "plain"]
 STEPS = {"fp8": (1 / 16, 1 / 16), "int8": (0.5 / 127, 0.5 / 127), "k8v4": (0.5 / 127, 0.5 / 7.5)}
@@ -104,6 +105,20 @@ def test_some_rows_are_those_of_all(
     whole = layer.decode()
     for all_of_it, some in zip(whole, layer.decode(rows, scratch=scratch), strict=True):
         assert torch.equal(all_of_it[rows], some)
+
+
+@pytest.mark.parametrize("cut", [slice(0, 500), slice(70, 71), slice(63, 300)])
+@pytest.mark.parametrize("size", [64, 20])
+@pytest.mark.parametrize("codec", codec_names())
+def test_a_kernel_is_told_how_to_decode(codec: str, size: int, cut: slice) -> None:
+    torch.manual_seed(0)
+    keys, values = 5 + torch.randn(600, 3, size), torch.randn(600, 2, size)
+    layer = encoded(codec, keys, values)
+    coded = layer.coded(cut)
+    assert coded is not None
+    for numbers, right in zip(coded, layer.decode(cut), strict=True):
+        assert numbers.shape == right.shape[1:]
+        torch.testing.assert_close(decoded_in_torch(numbers, right.dtype), right)
 
 
 def test_sizes() -> None:
