@@ -42,7 +42,7 @@ def unlink(database: Database, root: Path, gone: Sequence[GoneFile]) -> None:
     for files, own in groupby(gone, key=lambda file: file.files):
         if files.in_object_store:
             for batch in chunks.pieces(own, FREED):
-                _delete(database, root, files, batch)
+                _delete(database, files, batch)
             continue
         for batch in chunks.pieces(own, BATCH):
             with database.writing() as connection:
@@ -79,17 +79,14 @@ def finish(database: Database, files: LocalFiles) -> None:
             _deleted(database, files, [files.root / key for key in left])
 
 
-def _delete(database: Database, root: Path, files: LocalFiles, gone: Sequence[GoneFile]) -> None:
+def _delete(database: Database, files: LocalFiles, gone: Sequence[GoneFile]) -> None:
     """Delete objects that nobody promises. Writers do not wait meanwhile, see `index.removals`."""
-
-    def begin(connection: Connection) -> list[Path]:
-        kept = promised(connection, root, {file.id for file in gone})
-        going = [file.path for file in gone if file.path not in kept]
-        removals.begin(connection, [files.key(path) for path in going], time.time())
-        return going
-
-    if going := database.freeing(begin, late=True):
-        _deleted(database, files, going)
+    ids, now = {files.key(file.path): file.id for file in gone}, time.time()
+    database.freeing(lambda index: removals.begin_unpromised(index, ids, now), late=True)
+    with database.scanning() as connection:
+        begun = removals.begun(connection, ids, now)
+    if begun:
+        _deleted(database, files, [files.root / key for key in begun])
 
 
 def _deleted(database: Database, files: LocalFiles, paths: Sequence[Path]) -> None:

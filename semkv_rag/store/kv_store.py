@@ -44,6 +44,7 @@ from semkv_rag.store.records import (
 )
 from semkv_rag.store.states import StoredStates
 from semkv_rag.store.upkeep.contents import Contents
+from semkv_rag.store.upkeep.documents import put_document
 from semkv_rag.store.upkeep.eviction import Eviction
 from semkv_rag.store.upkeep.recode import recode
 from semkv_rag.store.upkeep.verify import verify
@@ -295,11 +296,9 @@ class KVStore(Closing):
 
         Its former chunks that no source lists any more are removed; how many that were.
         """
-        with self._database.writing(late=self.place.objects is not None) as connection:
-            unlisted = sources.replace(connection, model, namespace, name, digest, chunk_ids)
-            removed, gone = self._drop(model, namespace, unlisted, connection)
-        unlink(self._database, self.root, gone)
-        return removed
+        return put_document(
+            self._database, self._contents, model, namespace, name, digest, chunk_ids
+        )
 
     def remove_source(self, model: str, namespace: str, name: str) -> int:
         """Remove a document and the chunks that no other source lists; how many that were."""

@@ -35,7 +35,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from semkv_rag.errors import MissingExtraError, StoreError, StoreVersionError
 from semkv_rag.store.files.beneath import NotAFileError, open_file
-from semkv_rag.store.index import feed, schema, sqlite
+from semkv_rag.store.index import feed, guard, schema, sqlite
 from semkv_rag.store.index.reserve import Reserve
 from semkv_rag.store.index.rest import Rest
 from semkv_rag.store.index.send import send
@@ -222,6 +222,8 @@ class Database:
         try:
             yield
         except _FAILURES as error:
+            if guard.is_refusal(error):
+                raise guard.Refused("others came first") from error
             if isinstance(error, NotAFileError):
                 reason = f"its lock file {error.strerror}"
             elif self._file is not None and not self._file.exists():

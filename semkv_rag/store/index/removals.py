@@ -6,12 +6,15 @@ who promises a chunk asks whether its object was being deleted since it was last
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from sqlalchemy import (
     Connection,
+    Text,
+    bindparam,
     delete,
+    exists,
     func,
     insert,
     literal,
@@ -22,6 +25,7 @@ from sqlalchemy import (
 )
 
 from semkv_rag.store.index.chunks import pieces
+from semkv_rag.store.index.guard import refuse
 from semkv_rag.store.index.schema import chunks, removals, states
 from semkv_rag.store.index.send import send
 from semkv_rag.store.records import ChunkKey
@@ -70,6 +74,41 @@ def end(connection: Connection, keys: Iterable[str], now: float) -> None:
         send(connection, ended.values(number=ended_last + 1, at=now))
     old = (removals.c.number < ended_last) & (removals.c.at < now - KEPT_S)
     send(connection, delete(removals).where(old))
+
+
+def begin_unpromised(connection: Connection, ids: Mapping[str, str], now: float) -> None:
+    """Those that no chunk or state promises are about to be deleted. Reads nothing.
+
+    Args:
+        ids: of the chunk or state, by key.
+        now: tells these from others' (`begun`).
+    """
+    own = bindparam("own_key", type_=Text)
+    free = ~or_(*(exists().where(table.c.id == bindparam("own_id")) for table in (chunks, states)))
+    again = update(removals).where(removals.c.key == own, free).values(number=None, at=now)
+    known = exists(select(removals.c.key).where(removals.c.key == own).correlate(None))
+    row = select(own, literal(now)).where(free, ~known)
+    rows = [{"own_key": key, "own_id": id_} for key, id_ in ids.items()]
+    send(connection, again, rows)
+    send(connection, insert(removals).from_select(["key", "at"], row), rows)
+
+
+def begun(connection: Connection, keys: Iterable[str], now: float) -> set[str]:
+    """Those of `keys` whose removal began with that `now`, and has not ended."""
+    own = (removals.c.at == now) & removals.c.number.is_(None)
+    return {
+        key
+        for piece in pieces(keys)
+        for key in connection.scalars(select(removals.c.key).where(removals.c.key.in_(piece), own))
+    }
+
+
+def refuse_since(connection: Connection, keys: Collection[str], number: int) -> None:
+    """Refuse the transaction where `since` would find one. Reads nothing."""
+    for piece in pieces(keys):
+        other = removals.alias()
+        going = or_(other.c.number.is_(None), other.c.number > number)
+        refuse(connection, exists(select(other.c.key).where(other.c.key.in_(piece), going)))
 
 
 def since(connection: Connection, keys: Collection[str], number: int) -> set[str]:

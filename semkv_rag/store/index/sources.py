@@ -6,10 +6,22 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, delete, exists, func, insert, literal, select, update
+from sqlalchemy import (
+    Connection,
+    ScalarSelect,
+    Select,
+    delete,
+    exists,
+    func,
+    insert,
+    literal,
+    select,
+    update,
+)
 
 from semkv_rag.store.index import pins
 from semkv_rag.store.index.chunks import pieces
+from semkv_rag.store.index.guard import refuse
 from semkv_rag.store.index.schema import chunks, source_chunks, sources
 from semkv_rag.store.index.send import send
 from semkv_rag.store.records import SourceInfo
@@ -97,12 +109,24 @@ def replace(
     before = set(connection.scalars(select(source_chunks.c.chunk_id).where(listed_before)))
     if before:
         send(connection, delete(source_chunks).where(listed_before))
-    listed = [
-        {"position": position, "chunk_id": chunk_id} for position, chunk_id in enumerate(chunk_ids)
-    ]
-    if listed:
-        send(connection, insert(source_chunks).values(source_id=source_id).inline(), listed)
+    _list(connection, source_id, chunk_ids)
     return before - _listed(connection, before)
+
+
+def add(
+    connection: Connection,
+    model: str,
+    namespace: str,
+    name: str,
+    digest: str,
+    chunk_ids: Sequence[str],
+) -> None:
+    """Put a source that is new; refused where there is one of that name. Reads nothing."""
+    own = {"model": model, "namespace": namespace, "name": name}
+    refuse(connection, exists(select(sources.c.id).filter_by(**own)))
+    values = {"digest": digest, "updated_at": time.time()}
+    send(connection, insert(sources).values(own | values).inline())
+    _list(connection, select(sources.c.id).filter_by(**own).scalar_subquery(), chunk_ids)
 
 
 def page(
@@ -193,6 +217,15 @@ def _remove(
         send(connection, delete(sources).where(sources.c.id.in_(ids)))
         there += len(ids)
     return there, before
+
+
+def _list(connection: Connection, source_id: ScalarSelect[int], chunk_ids: Sequence[str]) -> None:
+    """Say of what chunks a source is made, in order."""
+    listed = [
+        {"position": position, "chunk_id": chunk_id} for position, chunk_id in enumerate(chunk_ids)
+    ]
+    if listed:
+        send(connection, insert(source_chunks).values(source_id=source_id).inline(), listed)
 
 
 def _listed(connection: Connection, ids: Collection[str]) -> set[str]:

@@ -26,6 +26,7 @@ from semkv_rag.store.gone import BATCH, GoneFile, last_removal, unlink
 from semkv_rag.store.index import chunks, removals
 from semkv_rag.store.index.chunks import FoundChunk
 from semkv_rag.store.index.database import FREED, Database
+from semkv_rag.store.index.guard import Refused
 from semkv_rag.store.records import ChunkKey, ChunkRecord
 
 logger = logging.getLogger(__name__)
@@ -128,9 +129,12 @@ class Contents:
         """`add` for some of the chunks; those that are promised go into `taken`."""
         before = last_removal(self._database, self.files)
         found = self.find(batch)
-        if not mending:
-            return self._admit(found, before, taken, kept)
-        taken |= self._database.freeing(partial(self._put, found, before))
+        try:
+            if not mending:
+                return self._admit(found, before, taken, kept)
+            taken |= self._database.freeing(partial(self._put, found, before))
+        except Refused as error:
+            raise ObjectStoreError("some of its objects are being deleted") from error
         return None
 
     def _admit(
@@ -148,7 +152,8 @@ class Contents:
         put = partial(self._put, found, before)
         if self.admission is None:
             with self._database.writing(late=self.files.in_object_store) as connection:
-                taken |= put(connection)
+                promised = put(connection)
+            taken |= promised
             return None
         newcomers = [Newcomer(k.id, k.model, k.namespace, chunk.bytes) for k, chunk in found]
         try:
@@ -177,8 +182,7 @@ class Contents:
         if self.files.in_object_store:
             keys = [self.files.key(path) for own in paths for path in own]
             chunks.put(connection, [chunk for _, chunk in found])
-            if going := removals.since(connection, keys, before):
-                raise ObjectStoreError(f"{len(going)} of its objects are being deleted")
+            removals.refuse_since(connection, keys, before)
             return {chunk.header.id for _, chunk in found}
         sizes = iter(self.files.sizes(list(chain.from_iterable(paths))))
         still_there = [

@@ -134,12 +134,17 @@ def first_bytes(records: Iterable[Record], over: int) -> Iterator[Record]:
 
 def used_bytes(connection: Connection, namespace: str | None, kind: str | None = None) -> int:
     """What chunks and states take; None is any namespace or kind."""
+    return int(connection.scalar(select(bytes_in_use(namespace, kind))) or 0)
+
+
+def bytes_in_use(namespace: str | None, kind: str | None = None) -> ColumnElement[int]:
+    """`used_bytes`, as part of a statement."""
     sums: list[ScalarSelect[int]] = []
     if kind != STATE:
         sums.append(chunks.total_bytes(namespace, kind))
     if kind in (None, STATE):
         sums.append(states.total_bytes(namespace))
-    return int(connection.scalar(select(sum(sums, start=literal(0)))) or 0)
+    return sum(sums, start=literal(0))
 
 
 def _in_order(

@@ -20,9 +20,17 @@ from semkv_rag.store.admission import Newcomer
 from semkv_rag.store.gone import GoneFile, unlink
 from semkv_rag.store.index import limits, pins
 from semkv_rag.store.index.database import FREED, Database
+from semkv_rag.store.index.guard import Refused, refuse
 from semkv_rag.store.records import Limit
 from semkv_rag.store.upkeep.contents import Contents
-from semkv_rag.store.upkeep.eviction import Eviction, Record, found, unused_longest, used_bytes
+from semkv_rag.store.upkeep.eviction import (
+    Eviction,
+    Record,
+    bytes_in_use,
+    found,
+    unused_longest,
+    used_bytes,
+)
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -35,10 +43,6 @@ SWEPT: Final = 10
 
 UNLOCKED: Final = 3
 """So many times room is looked for without the writers' lock; after that, under it."""
-
-
-class _OthersCameFirst(Exception):
-    """They took the room after it was looked for."""
 
 
 class Limited:
@@ -61,10 +65,12 @@ class Limited:
         kept = {*kept, *(newcomer.id for newcomer in newcomers)}
         failed = 0
         while True:
+            locked = failed >= UNLOCKED
             try:
-                locked = failed >= UNLOCKED
                 room, gone, results = self._admit(newcomers, put, kept, locked=locked)
-            except _OthersCameFirst:
+            except Refused:
+                if locked:
+                    raise
                 failed += 1
                 continue
             self._eviction.evicted += len(room.victims)
@@ -87,7 +93,7 @@ class Limited:
             locked: room is looked for under the writers' lock.
 
         Raises:
-            _OthersCameFirst: there is no such room any more, and nothing was changed.
+            Refused: others came first, and nothing was changed. Not for want of room where `locked`.
         """
         if not locked:
             with self._database.scanning() as connection:
@@ -150,11 +156,10 @@ class _Room:
                 self._make_room(limit, coming)
 
     def require(self, connection: Connection) -> None:
-        """Raise `_OthersCameFirst` where a limit is passed once the newcomers are there."""
+        """Refuse the transaction where a limit is passed once the newcomers are there."""
         for limit in self._kept_to:
             assert limit.max_bytes is not None
-            if used_bytes(connection, limit.namespace) > limit.max_bytes:
-                raise _OthersCameFirst
+            refuse(connection, bytes_in_use(limit.namespace) > limit.max_bytes)
 
     def _make_room(self, limit: Limit, coming: int) -> None:
         assert limit.max_bytes is not None

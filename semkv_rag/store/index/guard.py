@@ -1,0 +1,36 @@
+"""Conditions under which a transaction must not be committed, and nobody reads whether they hold.
+
+To read one takes a turn of the client's while all other writers wait (`index.send`). So the statement
+itself fails where it holds, and the caller then looks for itself.
+"""
+
+from __future__ import annotations
+
+import re
+
+from sqlalchemy import ColumnElement, Connection, insert, literal, null, select
+from sqlalchemy.exc import IntegrityError
+
+from semkv_rag.errors import StoreError
+from semkv_rag.store.index.schema import removals
+from semkv_rag.store.index.send import send
+
+
+class Refused(StoreError):
+    """A condition of `refuse` held; nothing was written."""
+
+
+def refuse(connection: Connection, condition: ColumnElement[bool]) -> None:
+    """Where the condition holds now, the transaction fails with `Refused`: as its next answer is read, or
+    it is committed.
+    """
+    # A row that the table does not take.
+    row = select(literal(""), null()).where(condition)
+    send(connection, insert(removals).from_select(["key", "at"], row))
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether a statement failed because of `refuse`: in SQLite's words, or PostgreSQL's."""
+    return isinstance(error, IntegrityError) and bool(
+        re.search(r'NOT NULL.*removals\.at|null.*"at" of relation "removals"', str(error.orig))
+    )
