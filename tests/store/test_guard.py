@@ -1,4 +1,4 @@
-"""Transactions that read nothing while others wait, and fail where they would have read that they must."""
+"""Transactions that read nothing while others wait, and fail where they must not be committed."""
 
 from __future__ import annotations
 

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from blake3 import blake3
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -35,12 +34,10 @@ from sqlalchemy import (
 from semkv_rag.errors import OptionError
 from semkv_rag.reuse.tokens import StoredTokens, TokenArray
 from semkv_rag.store.codecs import codec_named
-from semkv_rag.store.files.header import ChunkHeader, token_bytes
-from semkv_rag.store.index import feed, prompts
-from semkv_rag.store.index.feed import News
+from semkv_rag.store.files.header import ChunkHeader
 from semkv_rag.store.index.schema import chunk_tokens, chunks, contexts, models, sources, states
 from semkv_rag.store.index.send import send
-from semkv_rag.store.records import ChunkKey, ChunkRecord, ModelInfo, NamespaceStats
+from semkv_rag.store.records import ChunkRecord, ModelInfo, NamespaceStats
 
 PAGE = 1000
 Item = TypeVar("Item")
@@ -58,18 +55,6 @@ _RECORD = select(
     chunks.c.ranks,
     chunks.c.codec,
     chunks.c.context,
-)
-
-_OF_FILES: Final = ("kind", "ranks", "bytes", "codec")
-"""The columns that say what a chunk's files are."""
-
-_SAME_ID: Final = chunks.c.id == bindparam("chunk_id")
-_SAME_CODEC: Final = chunks.c.codec == bindparam("codec")
-_IS_THERE: Final = exists().where(_SAME_ID)
-_NEW: Final = ~exists().where(_SAME_ID, _SAME_CODEC)
-_RECODED: Final = exists().where(_SAME_ID, ~_SAME_CODEC)
-_FILES_SAID_AGAIN: Final = (
-    update(chunks).where(_SAME_ID).values({name: bindparam(f"own_{name}") for name in _OF_FILES})
 )
 
 
@@ -114,7 +99,7 @@ def put_model(
     """Add a model, or change its description when one is given."""
     text = json.dumps(dict(description or {}))
     row = {"fingerprint": fingerprint, "description": text, "created_at": time.time()}
-    send(connection, _insert_new(models), [row])
+    send(connection, insert_new(models), [row])
     if description is not None:
         changed = update(models).filter_by(fingerprint=fingerprint)
         send(connection, changed.values(description=text))
@@ -129,49 +114,6 @@ def drop_model(connection: Connection, fingerprint: str) -> None:
     """Forget a model, unless something is stored for it."""
     unused = [~exists().where(table.c.model == fingerprint) for table in (chunks, states, sources)]
     connection.execute(delete(models).where(models.c.fingerprint == fingerprint, *unused))
-
-
-def put(connection: Connection, found: Sequence[FoundChunk]) -> None:
-    """Add chunks; of those that are there, say again what their files are. Reads nothing."""
-    found = list({chunk.header.id: chunk for chunk in found}.values())
-    if not found:
-        return
-    for model in {chunk.header.model for chunk in found}:
-        put_model(connection, model, None)
-    keys = [ChunkKey(one.header.id, one.header.model, one.header.namespace) for one in found]
-    codecs = [{"codec": chunk.header.codec} for chunk in found]
-    # Who follows must not take what a lossy codec left for exact: to them it is another chunk.
-    feed.append(connection, News(keys, False, _RECODED, codecs), News(keys, True, _NEW, codecs))
-
-    ids = [chunk.header.id for chunk in found]
-    # None are there, unless somebody else wrote to the index.
-    stray = chunk_tokens.c.chunk_id.in_(ids) & ~exists().where(
-        chunks.c.id == chunk_tokens.c.chunk_id
-    )
-    send(connection, delete(chunk_tokens).where(stray))
-    digests = _put_contexts(connection, [chunk.header.context for chunk in found])
-    rows = [_row(chunk, digest) for chunk, digest in zip(found, digests, strict=True)]
-    files = [{"chunk_id": row["id"], **{f"own_{f}": row[f] for f in _OF_FILES}} for row in rows]
-    send(connection, _FILES_SAID_AGAIN, files)
-    send(connection, _insert_new(chunks), rows)
-    tokens = [{"chunk_id": c.header.id, "tokens": token_bytes(c.header.tokens)} for c in found]
-    send(connection, _insert_new(chunk_tokens), tokens)
-
-
-def drop(connection: Connection, going: Sequence[ChunkRecord]) -> None:
-    """Remove those of some chunks that are there, what is known of them as prompts, and the contexts
-    that no chunk has any more. Reads nothing.
-    """
-    if going:
-        feed.append(connection, News(going, False, _IS_THERE))
-    for piece in pieces(going):
-        ids = [record.id for record in piece]
-        digests = {record.context for record in piece}
-        prompts.drop(connection, ids)
-        send(connection, delete(chunk_tokens).where(chunk_tokens.c.chunk_id.in_(ids)))
-        send(connection, delete(chunks).where(chunks.c.id.in_(ids)))
-        still_used = exists().where(chunks.c.context == contexts.c.digest)
-        send(connection, delete(contexts).where(contexts.c.digest.in_(digests), ~still_used))
 
 
 def records(
@@ -290,42 +232,14 @@ def stats(connection: Connection, namespace: str | None) -> list[NamespaceStats]
     ]
 
 
-def _put_contexts(connection: Connection, arrays: Sequence[TokenArray]) -> list[str]:
-    """Store each context once; their digests, one for each of `arrays`."""
-    blobs = [token_bytes(array) for array in arrays]
-    digests = [blake3(blob).hexdigest() for blob in blobs]
-    by_digest = dict(zip(digests, blobs, strict=True))
-    rows = [{"digest": digest, "tokens": blob} for digest, blob in by_digest.items()]
-    send(connection, _insert_new(contexts), rows)
-    return digests
-
-
 @cache
-def _insert_new(table: Table) -> Insert:
+def insert_new(table: Table) -> Insert:
     """Inserts a row unless there is one with its key. The connection holds the writers' lock."""
     row = [bindparam(column.name, type_=column.type) for column in table.c]
     there = exists().where(*(key == bindparam(key.name) for key in table.primary_key))
     return insert(table).from_select(
         [column.name for column in table.c], select(*row).where(~there)
     )
-
-
-def _row(chunk: FoundChunk, context: str) -> dict[str, object]:
-    header = chunk.header
-    return {
-        "id": header.id,
-        "model": header.model,
-        "namespace": header.namespace,
-        "kind": header.kind,
-        "context": context,
-        "token_count": len(header.tokens),
-        "context_count": len(header.context),
-        "ranks": header.world_size,
-        "bytes": chunk.bytes,
-        "created_at": header.created_at,
-        "used_at": header.created_at,
-        "codec": header.codec,
-    }
 
 
 def _is_lossless(codec: str) -> bool:

@@ -14,10 +14,12 @@ from functools import lru_cache
 from typing import Final
 
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     Connection,
     Delete,
     Insert,
+    ScalarSelect,
     Update,
     bindparam,
     case,
@@ -74,16 +76,37 @@ def append(connection: Connection, *news: News) -> None:
         ]
         if rows:
             send(connection, _told_where(one.where), rows)
+    _end(connection)
+
+
+def append_new(connection: Connection, keys: Sequence[ChunkKey]) -> None:
+    """Tell that chunks came, all of them. The connection holds the writers' lock."""
+    rows = [
+        {"nth": nth, "model": key.model, "namespace": key.namespace, "chunk_id": key.id}
+        for nth, key in enumerate(keys, start=1)
+    ]
+    told = insert(changes).values(seq=_taken() + bindparam("nth", type_=BigInteger), added=True)
+    send(connection, told.inline(), rows)
+    _end(connection)
+
+
+def _end(connection: Connection) -> None:
+    """What follows all changes of a transaction."""
     send(connection, _ADVANCE)
     for statement in _forgetting(_KEPT):
         send(connection, statement)
 
 
+def _taken() -> ScalarSelect[int]:
+    """The last number that something has."""
+    taken = case((feed.c.last < _GREATEST, _GREATEST), else_=feed.c.last)
+    return select(taken).scalar_subquery()
+
+
 @lru_cache
 def _told_where(condition: ColumnElement[bool]) -> Insert:
     """Inserts a change with the next number, if the condition holds."""
-    taken = case((feed.c.last < _GREATEST, _GREATEST), else_=feed.c.last)
-    number = select(taken).scalar_subquery() + 1
+    number = _taken() + 1
     names = ["model", "namespace", "chunk_id", "added"]
     told = [bindparam(name, type_=changes.c[name].type) for name in names]
     return insert(changes).from_select(["seq", *names], select(number, *told).where(condition))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from typing import Final, TypeVar
@@ -23,7 +24,7 @@ from semkv_rag.store.files.header import ChunkHeader
 from semkv_rag.store.files.paths import chunk_path, chunk_paths
 from semkv_rag.store.files.store_files import LocalFiles
 from semkv_rag.store.gone import BATCH, GoneFile, last_removal, unlink
-from semkv_rag.store.index import chunks, removals
+from semkv_rag.store.index import chunks, promises, removals
 from semkv_rag.store.index.chunks import FoundChunk
 from semkv_rag.store.index.database import FREED, Database
 from semkv_rag.store.index.guard import Refused
@@ -35,6 +36,19 @@ Result = TypeVar("Result")
 PAUSES_S: Final = (0.5, 2.0, 8.0, 20.0, 40.0)
 """Before an object store that failed is asked once more: an engine has computed what is to be added.
 Together longer than `gone.STUCK_S`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the index said before files were looked for.
+
+    Attributes:
+        removal: the number of the last removal.
+        none_there: whether it promised none of their chunks; not asked for files of a folder.
+    """
+
+    removal: int
+    none_there: bool
 
 
 class Contents:
@@ -115,7 +129,7 @@ class Contents:
 
     def drop(self, connection: Connection, records: Sequence[ChunkRecord]) -> list[GoneFile]:
         """Take back promises; the files that are to be unlinked after the commit."""
-        chunks.drop(connection, records)
+        promises.drop(connection, records)
         return [
             GoneFile(record.id, path, seen, self.files)
             for record in records
@@ -127,27 +141,34 @@ class Contents:
         self, batch: Sequence[ChunkKey], taken: set[str], kept: Collection[str], *, mending: bool
     ) -> StoreLimitError | None:
         """`add` for some of the chunks; those that are promised go into `taken`."""
-        before = last_removal(self._database, self.files)
+        before = self._seen(batch)
         found = self.find(batch)
         try:
             if not mending:
                 return self._admit(found, before, taken, kept)
             taken |= self._database.freeing(partial(self._put, found, before))
         except Refused as error:
-            raise ObjectStoreError("some of its objects are being deleted") from error
+            raise ObjectStoreError("others add or delete some of its objects") from error
         return None
+
+    def _seen(self, batch: Sequence[ChunkKey]) -> _Seen:
+        removal = last_removal(self._database, self.files)
+        if not self.files.in_object_store:
+            return _Seen(removal, none_there=False)
+        with self._database.scanning() as connection:
+            return _Seen(removal, not chunks.find(connection, [key.id for key in batch]))
 
     def _admit(
         self,
         found: Sequence[tuple[ChunkKey, FoundChunk]],
-        before: int,
+        before: _Seen,
         taken: set[str],
         kept: Collection[str],
     ) -> StoreLimitError | None:
         """Promise those of some chunks that there is room for, into `taken`; the fault of the others.
 
         Args:
-            before: the number of the last removal when they were looked for.
+            before: what the index said before they were looked for.
         """
         put = partial(self._put, found, before)
         if self.admission is None:
@@ -174,15 +195,16 @@ class Contents:
     def _put(
         self,
         found: Sequence[tuple[ChunkKey, FoundChunk]],
-        before: int,
+        before: _Seen,
         connection: Connection,
     ) -> set[str]:
         # Looked at again under the lock: an eviction may have been under way.
         paths = [chunk_paths(self.root, key, chunk.header.world_size) for key, chunk in found]
         if self.files.in_object_store:
             keys = [self.files.key(path) for own in paths for path in own]
-            chunks.put(connection, [chunk for _, chunk in found])
-            removals.refuse_since(connection, keys, before)
+            put = promises.put_new if before.none_there else promises.put
+            put(connection, [chunk for _, chunk in found])
+            removals.refuse_since(connection, keys, before.removal)
             return {chunk.header.id for _, chunk in found}
         sizes = iter(self.files.sizes(list(chain.from_iterable(paths))))
         still_there = [
@@ -190,7 +212,7 @@ class Contents:
             for (_, chunk), own in zip(found, paths, strict=True)
             if None not in list(islice(sizes, len(own)))
         ]
-        chunks.put(connection, still_there)
+        promises.put(connection, still_there)
         return {chunk.header.id for chunk in still_there}
 
 

@@ -18,7 +18,7 @@ from semkv_rag.store.codecs import Codec, codec_named
 from semkv_rag.store.files.chunk_file import write_chunk
 from semkv_rag.store.files.paths import chunk_paths
 from semkv_rag.store.gone import GoneFile, unlink
-from semkv_rag.store.index import chunks
+from semkv_rag.store.index import chunks, promises
 from semkv_rag.store.index.database import Database
 from semkv_rag.store.records import ChunkRecord, RecodeReport
 from semkv_rag.store.upkeep.contents import Contents
@@ -109,7 +109,7 @@ class _Chunk:
             # It may have been evicted meanwhile: then it is not to be promised again.
             there = chunks.find(connection, [self._record.id])
             if there:
-                chunks.put(connection, [chunk for _, chunk in found])
+                promises.put(connection, [chunk for _, chunk in found])
         if not there:
             files = self._contents.files
             gone = [
