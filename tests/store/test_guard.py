@@ -10,6 +10,8 @@ from sqlalchemy import event, false, true
 from semkv_rag.store import KVStore, Limit
 from semkv_rag.store.index import chunks, guard, removals, sources
 from semkv_rag.store.index.send import UNREAD
+from semkv_rag.store.upkeep import contents
+from semkv_rag.store.upkeep.contents import Contents
 from tests.store import made
 from tests.store.shared import Shared
 
@@ -88,3 +90,26 @@ def test_nothing_is_read_while_others_wait(shared: Shared) -> None:
         store.touch([keys[2].id])
         assert len(list(store.chunks())) == 2, "one made room, and its object was deleted"
     assert read == []
+
+
+@pytest.mark.slow
+def test_a_chunk_that_another_promised_meanwhile_is_promised(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = Contents._seen
+
+    def then_another_promises_it(self: Contents, keys: Any) -> Any:
+        before = seen(self, keys)
+        patch.undo()
+        with shared.open("two") as two:
+            assert two.add(keys) == {keys[0].id}
+        return before
+
+    monkeypatch.setattr(contents, "PAUSES_S", (0.01,))
+    with shared.open("one") as one:
+        key = made.header(1)
+        one.write_chunk(key, made.layers(key))
+        with monkeypatch.context() as patch:
+            patch.setattr(Contents, "_seen", then_another_promises_it)
+            assert one.add([key]) == {key.id}
+        assert [chunk.id for chunk in one.chunks()] == [key.id]
