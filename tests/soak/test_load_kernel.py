@@ -1,18 +1,13 @@
-"""The kernel that loads stored KV against torch, in Triton's interpreter (see test_row_kernel.py)."""
+"""The kernel that loads stored KV against torch, in Triton's interpreter."""
 
 from __future__ import annotations
-
-import os
-import subprocess
-import sys
 
 import pytest
 
 from semkv_rag.store.codecs import codec_names
-from workbench.settings import ROOT
+from workbench.interpreted import interpreted
 
 pytestmark = [pytest.mark.soak]
-TRITON = ROOT / "build" / "triton"
 
 
 @pytest.mark.parametrize("codec", codec_names())
@@ -27,27 +22,9 @@ TRITON = ROOT / "build" / "triton"
     ],
 )
 def test_loaded_kv_is_what_torch_decodes_and_moves(codec: str, case: str) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "workbench.load_kernel_check", *case.split(), f"codec={codec}"],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{TRITON}"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+    interpreted("-m", "workbench.load_kernel_check", *case.split(), f"codec={codec}")
 
 
 def test_an_engine_blends_with_it() -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "tests/connector/test_kernel_loading.py"],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(TRITON)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "5 passed" in run.stdout
+    test = "tests/connector/test_kernel_loading.py"
+    assert "5 passed" in interpreted("-m", "pytest", "-q", test, timeout_s=600)

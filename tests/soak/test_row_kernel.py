@@ -1,20 +1,12 @@
-"""The kernel for scattered rows against dense attention, in Triton's interpreter.
-
-Triton is in no environment of ours on a CPU: `make soak` puts it into build/triton.
-"""
+"""The kernel for scattered rows against dense attention, in Triton's interpreter."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
-from workbench.settings import ROOT
+from workbench.interpreted import interpreted
 
 pytestmark = [pytest.mark.soak]
-TRITON = ROOT / "build" / "triton"
 
 
 @pytest.mark.parametrize(
@@ -31,13 +23,4 @@ TRITON = ROOT / "build" / "triton"
     ],
 )
 def test_rows_attend_as_in_dense_attention(case: str) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "workbench.row_kernel_check", *case.split()],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{TRITON}"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+    interpreted("-m", "workbench.row_kernel_check", *case.split())

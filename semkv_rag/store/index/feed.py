@@ -6,7 +6,6 @@ request, so asking when nothing changed is one row by its key.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,9 +28,9 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.exc import IntegrityError
 
 from semkv_rag.errors import StoreError
+from semkv_rag.store.index.guard import is_null_in
 from semkv_rag.store.index.schema import changes, chunks, embeddings, feed
 from semkv_rag.store.index.send import send
 from semkv_rag.store.records import Change, Changes, ChunkKey
@@ -126,12 +125,8 @@ def _forgetting(kept: int) -> tuple[Delete, Update]:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether a statement failed because the feed had no number for a change: in SQLite's words, or
-    PostgreSQL's.
-    """
-    return isinstance(error, IntegrityError) and bool(
-        re.search(r'NOT NULL.*changes\.seq|null.*"seq" of relation "changes"', str(error.orig))
-    )
+    """Whether a statement failed because the feed had no number for a change."""
+    return is_null_in(error, "changes", "seq")
 
 
 def advance(connection: Connection) -> int:

@@ -6,8 +6,6 @@ itself fails where it holds, and the caller then looks for itself.
 
 from __future__ import annotations
 
-import re
-
 from sqlalchemy import ColumnElement, Connection, insert, literal, null, select
 from sqlalchemy.exc import IntegrityError
 
@@ -30,7 +28,14 @@ def refuse(connection: Connection, condition: ColumnElement[bool]) -> None:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether a statement failed because of `refuse`: in SQLite's words, or PostgreSQL's."""
-    return isinstance(error, IntegrityError) and bool(
-        re.search(r'NOT NULL.*removals\.at|null.*"at" of relation "removals"', str(error.orig))
-    )
+    """Whether a statement failed because of `refuse`."""
+    return is_null_in(error, "removals", "at")
+
+
+def is_null_in(error: BaseException, table: str, column: str) -> bool:
+    """Whether a statement failed because it left a column empty that must not be."""
+    if not isinstance(error, IntegrityError):
+        return False
+    if (told := getattr(error.orig, "diag", None)) is not None:  # PostgreSQL, in whatever language
+        return (told.table_name, told.column_name) == (table, column)
+    return str(error.orig) == f"NOT NULL constraint failed: {table}.{column}"
