@@ -53,7 +53,7 @@ def chunk_ids(count: int) -> list[str]:
 
 
 def fill(root: Path, count: int) -> float:
-    """Make a store's index, as if so many chunks had been added (`store.index.chunks.put`); the seconds
+    """Make a store's index, as if so many chunks had been added (`store.index.promises.put_new`); the seconds
     it took.
     """
     started = time.perf_counter()
@@ -80,7 +80,7 @@ def fill(root: Path, count: int) -> float:
                 for id_, text in zip(ids, texts, strict=True)
             ]
             connection.execute(insert(schema.chunk_tokens), tokens)
-            feed.append(connection, (ChunkKey(id_, MODEL, NAMESPACE) for id_ in ids), added=True)
+            feed.append_new(connection, [ChunkKey(id_, MODEL, NAMESPACE) for id_ in ids])
     database.close()
     return time.perf_counter() - started
 
