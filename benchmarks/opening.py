@@ -53,8 +53,8 @@ def chunk_ids(count: int) -> list[str]:
 
 
 def fill(root: Path, count: int) -> float:
-    """Make a store's index, as if so many chunks had been added (`store.index.promises.put_new`); the seconds
-    it took.
+    """Make a store's index, as if so many chunks had been added (`store.index.promises.put_new`); the
+    seconds it took.
     """
     started = time.perf_counter()
     with KVStore(root) as store:
