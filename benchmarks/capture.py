@@ -51,7 +51,7 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np
 
-from semkv_rag.engine import Engine, llm_capturer
+from semkv_rag.engine import Engine
 from semkv_rag.prompt_cache import PromptCacheOptions
 from workbench.chunks import random_tokens
 from workbench.figures import save, summary
@@ -86,12 +86,7 @@ class Asking:
     def stream(self, length: int) -> tuple[list[dict[str, float]], dict[str, float]]:
         """ms of the requests that count, one of each run, and what each capture took."""
         sides = [(OFF, ON)[run % 2] for run in range(RUNS) for _ in range(RUN)]
-        asked_under_load = llm_capturer.LOADED_POLL_SECONDS
-        llm_capturer.LOADED_POLL_SECONDS = 0.0
-        try:
-            times, own = self._ask(sides, length)
-        finally:
-            llm_capturer.LOADED_POLL_SECONDS = asked_under_load
+        times, own = self._ask(sides, length)
         return times[RUN - 1 :: RUN], {what: own[what] / sides.count(ON) for what in OWN}
 
     def _ask(

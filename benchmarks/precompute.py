@@ -19,10 +19,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.ttft import CHUNK, Shape, build_model
+from benchmarks.ttft import CHUNK, Shape
 from semkv_rag.engine import Engine
 from workbench.chunks import random_tokens, store_chunks
 from workbench.figures import save, summary
+from workbench.tiny_models import build_tiny_model
 
 
 def main() -> None:
@@ -31,7 +32,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        model = build_model(Path(folder) / "mid")
+        model = build_tiny_model("mid", Path(folder) / "mid")
         figures = measure(model, Path(folder) / "store", arguments.chunks, arguments.repeats)
     path = save("precompute", figures, lambda figure: draw(figure, figures))
     print(f"written to {path.relative_to(ROOT)}")

@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection
+from sqlalchemy import URL
 from torch import Tensor
 
 from semkv_rag.closing import Closing
@@ -25,7 +25,7 @@ from semkv_rag.store.files import paths
 from semkv_rag.store.files.beneath import make_folder
 from semkv_rag.store.files.chunk_file import ChunkFile, write_chunk
 from semkv_rag.store.files.header import ChunkHeader
-from semkv_rag.store.gone import GoneFile, unlink
+from semkv_rag.store.gone import unlink
 from semkv_rag.store.index import chunks, feed, sources, states
 from semkv_rag.store.index.database import FREED, Database
 from semkv_rag.store.lifecycle import Lifecycle
@@ -223,7 +223,8 @@ class KVStore(Closing):
         """Remove chunks, rows first, then files; how many were there. Sources go on listing them."""
         removed = 0
         for batch in chunks.pieces(ids, FREED):
-            found, gone = self._database.freeing(partial(self._drop, model, namespace, batch))
+            drop = partial(self._contents.drop_ids, model, namespace, batch)
+            found, gone = self._database.freeing(drop)
             unlink(self._database, self.root, gone)
             removed += found
         return removed
@@ -331,13 +332,6 @@ class KVStore(Closing):
         """
         self._database.create()
         return self._verify(repair=True, tensors=False, progress=progress)
-
-    def _drop(
-        self, model: str, namespace: str, ids: Iterable[str], connection: Connection
-    ) -> tuple[int, list[GoneFile]]:
-        """Take back the promises of chunks: of how many, and the files that are to be unlinked."""
-        found = chunks.records(connection, ids, model, namespace)
-        return len(found), self._contents.drop(connection, found)
 
     def _verify(self, **how: Any) -> VerifyReport:
         check = verify if self.place.objects is None else verify_objects

@@ -264,10 +264,7 @@ def collect(fleet: Fleet) -> None:
 
 
 def precompute_on_ray(fleet: Fleet, reader: Path, folder: Path, rng: random.Random) -> None:
-    """`semkv precompute --ray`, one corpus after another, with an engine on each core.
-
-    Ray starts its workers nice (`RAY_worker_niceness`): on the machine that serves, requests go first.
-    """
+    """`semkv precompute --ray`, one corpus after another, with an engine on each core."""
     while fleet.running():
         docs = folder / f"docs-{fleet.seen['runs on Ray']}"
         docs.mkdir()
@@ -285,7 +282,7 @@ def precompute_on_ray(fleet: Fleet, reader: Path, folder: Path, rng: random.Rand
             *("--engine-arg", "max_model_len=1024", "--engine-arg", "block_size=32"),
             *("--engine-arg", f"kv_cache_memory_bytes={256 << 20}", "--engine-arg", "seed=0"),
         ]
-        own = {"VLLM_CPU_OMP_THREADS_BIND": "auto"}
+        own = {"VLLM_CPU_OMP_THREADS_BIND": "auto", "RAY_worker_niceness": str(os.nice(0))}
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, env=os.environ | own
         )

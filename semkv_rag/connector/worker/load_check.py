@@ -65,30 +65,28 @@ def loading_fault(
     positions = torch.arange(count - LEFT_OUT, device=paged.device)
     slots, rows = paged.slots(ids, positions), slice(LEFT_OUT, count)
     generator = torch.Generator().manual_seed(0)
+
+    def bring(part: Tensor) -> Tensor:
+        return part.to(paged.device)
+
     kinds = {(layer.kv_shapes, id(layer.rotary)): at for at, layer in enumerate(model.layers)}
     for index in kinds.values():
         layer, read = model.layers[index], ReadBack(paged, setting.layouts, ids, positions)
+        matrix = None
+        if layer.rotary is not None:
+            matrix = layer.rotary.matrix(SHIFT, layer.kv_shapes[0][1]).to(paged.device, dtype)
         for name in codec_names():
             encoded = _made_up(name, layer.kv_shapes, count, dtype, generator)
             if encoded is None:
                 continue
-            keys, values = encoded.decode(rows, bring=lambda part: part.to(paged.device))
-            if layer.rotary is not None:
-                keys = layer.rotary.rotate(keys, SHIFT)
+            keys, values = encoded.decode(rows, bring=bring)
+            if matrix is not None:
+                keys = keys @ matrix
             model.tap.write(index, keys, values, slots)
             right = read.both(index)
             # What the kernel does not write must not be right by having been there before.
             model.tap.write(index, torch.zeros_like(keys), torch.zeros_like(values), slots)
-
-            def matrix(dtype: torch.dtype, index: int = index) -> Tensor | None:
-                shapes, rotary = model.layers[index].kv_shapes, model.layers[index].rotary
-                if rotary is None:
-                    return None
-                return rotary.matrix(SHIFT, shapes[0][1]).to(paged.device, dtype)
-
-            if not kernel.write(
-                index, encoded, rows, slots, matrix=matrix, bring=lambda part: part.to(paged.device)
-            ):
+            if not kernel.write(index, encoded, rows, slots, matrix=matrix, bring=bring):
                 continue
             error = max(map(_error, read.both(index), right))
             if not error <= max(ROUNDINGS * torch.finfo(dtype).eps, LEAST):

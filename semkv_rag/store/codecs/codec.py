@@ -110,7 +110,7 @@ class Codec(ABC):
         """
 
     def coded(self, parts: Mapping[str, Tensor], rows: slice) -> tuple[Coded, Coded] | None:
-        """What decodes K and V of the tokens `rows` in a kernel; None: `decode` does it."""
+        """K and V of the tokens `rows` for a kernel that decodes them; None where only `decode` can."""
         return None
 
     def fault(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> str | None:
@@ -165,7 +165,7 @@ class EncodedLayer:
         return self.codec.decode(self.parts, rows, self.dtype, bring, scratch or Scratch())
 
     def coded(self, rows: slice) -> tuple[Coded, Coded] | None:
-        """K and V of some tokens for a kernel that decodes them; None: `decode` does it."""
+        """K and V of some tokens for a kernel that decodes them; None where only `decode` can."""
         return self.codec.coded(self.parts, rows)
 
 

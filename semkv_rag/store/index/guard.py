@@ -1,7 +1,7 @@
-"""Conditions under which a transaction must not be committed, and nobody reads whether they hold.
+"""Conditions under which a transaction must not be committed.
 
-To read one takes a turn of the client's while all other writers wait (`index.send`). So the statement
-itself fails where it holds, and the caller then looks for itself.
+To read whether one holds takes a turn of the client's, while all other writers wait (`index.send`). So
+each is a statement that fails where it holds. The caller then reads what happened, and begins anew.
 """
 
 from __future__ import annotations

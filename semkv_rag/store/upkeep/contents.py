@@ -137,6 +137,13 @@ class Contents:
             if (seen := self.files.seen(path))
         ]
 
+    def drop_ids(
+        self, model: str, namespace: str, ids: Iterable[str], connection: Connection
+    ) -> tuple[int, list[GoneFile]]:
+        """`drop` of those of `ids` that are there: how many, and their files."""
+        found = chunks.records(connection, ids, model, namespace)
+        return len(found), self.drop(connection, found)
+
     def _add(
         self, batch: Sequence[ChunkKey], taken: set[str], kept: Collection[str], *, mending: bool
     ) -> StoreLimitError | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from semkv_rag.store.gone import unlink
-from semkv_rag.store.index import chunks, sources
+from semkv_rag.store.index import sources
 from semkv_rag.store.index.database import Database
 from semkv_rag.store.index.guard import Refused
 from semkv_rag.store.upkeep.contents import Contents
@@ -25,15 +26,12 @@ def put_document(
         is_new = not sources.there(connection, model, namespace, [name])
     late = contents.files.in_object_store
     if is_new:
-        try:
+        with suppress(Refused):  # somebody else put it meanwhile
             with database.writing(late=late) as connection:
                 sources.add(connection, model, namespace, name, digest, chunk_ids)
             return 0
-        except Refused:
-            pass  # somebody else put it meanwhile
     with database.writing(late=late) as connection:
         unlisted = sources.replace(connection, model, namespace, name, digest, chunk_ids)
-        found = chunks.records(connection, unlisted, model, namespace)
-        gone = contents.drop(connection, found)
+        removed, gone = contents.drop_ids(model, namespace, unlisted, connection)
     unlink(database, contents.root, gone)
-    return len(found)
+    return removed

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol, TypeAlias
 
 import torch
@@ -214,7 +213,7 @@ class StoredKV:
         for span, places in zip(self._spans, slots, strict=True):
             rows = slice(span.src, span.src + span.length)
             encoded = chunks[span.chunk_id].encoded(index)
-            matrix = partial(self._matrix, index, span.shift)
+            matrix = self._matrix(index, span.shift, encoded.dtype)
             bring, kernel = self._stream.bring, self._model.loading
             if kernel is not None and kernel.write(
                 index, encoded, rows, places, matrix=matrix, bring=bring
@@ -224,9 +223,7 @@ class StoredKV:
             into = None
             if kept is not None and not span.exact:
                 into, kept = kept[: span.length], kept[span.length :]
-            self._model.tap.write(
-                index, self._moved(keys, matrix(keys.dtype), into), values, places
-            )
+            self._model.tap.write(index, self._moved(keys, matrix, into), values, places)
 
     def _room_for_keys(self, index: int, chunks: Mapping[str, KVSource]) -> Tensor:
         """Where a layer's moved keys are kept, [candidates, kv_heads, head_dim]."""

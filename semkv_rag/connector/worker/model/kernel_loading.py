@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 from semkv_rag.connector.worker.model.block_layout import BlockLayout
@@ -37,7 +36,7 @@ class KernelLoading:
         rows: slice,
         slots: Tensor,
         *,
-        matrix: Callable[[torch.dtype], Tensor | None],
+        matrix: Tensor | None,
         bring: Callable[[Tensor], Tensor],
     ) -> bool:
         """Write some tokens' K and V to a layer's cache at `slots`; False: the kernel cannot decode them.
@@ -46,7 +45,7 @@ class KernelLoading:
             encoded: that layer of a chunk.
             rows: which of the chunk's tokens.
             slots: [tokens], int64.
-            matrix: the rotation that moves K, in a dtype; None where it stays.
+            matrix: the rotation that moves K, [head_dim, head_dim], in its dtype; None where K stays.
             bring: gives a tensor on the cache's device.
 
         Raises:
@@ -64,8 +63,7 @@ class KernelLoading:
                 )
         if not len(slots):
             return True
-        matrices = (matrix(cache.dtype), None)
-        for one, where, own in zip(both, self._strides[index], matrices, strict=True):
+        for one, where, own in zip(both, self._strides[index], (matrix, None), strict=True):
             self._load(
                 cache,
                 one.brought(bring),

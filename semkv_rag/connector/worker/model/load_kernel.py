@@ -20,8 +20,6 @@ TOKENS = 32
 DIMS = 64
 """Of a tile, at most."""
 
-_AS_THEY_ARE, _INT8, _FP8, _PACKED = range(4)
-
 
 def load(
     cache: Tensor,
@@ -44,8 +42,8 @@ def load(
     """
     heads, dim = numbers.shape
     codes = numbers.codes.contiguous()
-    kind = _kind_of(codes)
-    if kind == _FP8:
+    fp8 = codes.dtype == torch.float8_e4m3fn
+    if fp8:
         codes = codes.view(torch.int8)  # not every device that Triton runs on has such numbers
     scale = None if numbers.scale is None else numbers.scale.contiguous()
     middle = None if numbers.middle is None else numbers.middle.contiguous()
@@ -73,16 +71,13 @@ def load(
         tokens=TOKENS,
         tile=tile,
         all_dims=triton.next_power_of_2(max(dim, 16)),
-        kind=kind,
+        coded=scale is not None,
+        packed=codes.dtype == torch.uint8,
+        fp8=fp8,
         centred=middle is not None,
         moved=matrix is not None,
         exact=cache.dtype == torch.float32,
     )
-
-
-def _kind_of(codes: Tensor) -> int:
-    kinds = {torch.int8: _INT8, torch.float8_e4m3fn: _FP8, torch.uint8: _PACKED}
-    return kinds.get(codes.dtype, _AS_THEY_ARE)
 
 
 # What differs from span to span, so that no span is compiled for while a request waits.
@@ -114,7 +109,9 @@ def _kernel(  # type: ignore[no-untyped-def]
     tokens: tl.constexpr,
     tile: tl.constexpr,
     all_dims: tl.constexpr,
-    kind: tl.constexpr,
+    coded: tl.constexpr,
+    packed: tl.constexpr,
+    fp8: tl.constexpr,
     centred: tl.constexpr,
     moved: tl.constexpr,
     exact: tl.constexpr,
@@ -128,28 +125,26 @@ def _kernel(  # type: ignore[no-untyped-def]
     mask = here[:, None] & (dims < dim)[None, :]
 
     number = head * dim + dims
-    if kind == 3:
+    if packed:
         place = tl.where(number < half, number, number - half)
         both = tl.load(codes + rows[:, None] * codes_token + place[None, :], mask=mask, other=0)
         both = both.to(tl.int32)
         numbers = tl.where((number < half)[None, :], both & 15, both >> 4).to(tl.float32)
     else:
         numbers = tl.load(codes + rows[:, None] * codes_token + number[None, :], mask=mask, other=0)
-        if kind == 2:
+        if fp8:
             # Moved by 7 bits an e4m3 number is a float16, 2 ** 8 times as small. -0x4080: the sign, and
             # the bits that it then has.
             bits = (numbers.to(tl.int16) << 7) & -0x4080
             numbers = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-        if kind == 1:
-            numbers = numbers.to(tl.float32)
-    if kind > 0:
+    if coded:
         group = (rows + begin) // group_tokens
         place = group[:, None] * scale_group + head * scale_head + (dims // group_dims)[None, :]
         scales = tl.load(scale + place, mask=mask, other=0.0).to(tl.float32)
-        numbers = numbers * scales
+        numbers = numbers.to(tl.float32) * scales
         if centred:
             middles = tl.load(middle + place, mask=mask, other=0.0).to(tl.float32)
-            if kind == 3:
+            if packed:
                 middles = middles - 7.5 * scales
             numbers = numbers + middles
         numbers = numbers.to(cache.dtype.element_ty)
