@@ -150,7 +150,13 @@ class KVStore(Closing):
         return self._contents.files.chunk(path, model=model, chunk_id=chunk_id)
 
     def add_model(self, fingerprint: str, description: Mapping[str, str]) -> None:
-        """Say what a fingerprint stands for; for people to read."""
+        """Say what a fingerprint stands for; for people to read.
+
+        An engine says so whenever it starts: what is said already holds up no other writer.
+        """
+        with self._database.scanning() as connection:
+            if chunks.describes(connection, fingerprint, description):
+                return
         with self._database.writing(late=True) as connection:
             chunks.put_model(connection, fingerprint, description)
 

@@ -17,7 +17,7 @@ from semkv_rag.errors import StoreError
 from semkv_rag.store import KVStore
 from semkv_rag.store.index import database, rest, sqlite
 from semkv_rag.store.index.database import READ_S, Database
-from semkv_rag.store.records import Changes
+from semkv_rag.store.records import Changes, Pin
 from tests.store import made
 from workbench.postgres import PostgresServer
 
@@ -63,6 +63,10 @@ def fails(within_s: float, match: str) -> Iterator[None]:
 def read(store: KVStore) -> Changes:
     """What a request asks first."""
     return store.changes(made.MODEL, 0)
+
+
+def write(store: KVStore) -> None:
+    store.lifecycle.pin(Pin(namespace="default"))
 
 
 def works_again(store: KVStore) -> None:
@@ -132,7 +136,7 @@ def test_who_is_patient_waits_until_the_server_goes_on(
                 others.submit(store.get, made.MODEL, "default", [id_], patient=True),
                 others.submit(store.sources),
                 others.submit(store.lifecycle.room, "default"),
-                others.submit(store.add_model, "m", {}),
+                others.submit(write, store),
             ]
             time.sleep(READ_S + 1)
             assert not any(one.done() for one in asking)
@@ -142,8 +146,8 @@ def test_who_is_patient_waits_until_the_server_goes_on(
 
 def test_a_frozen_server_fails_a_write(store: KVStore, postgresql: PostgresServer) -> None:
     with postgresql.frozen(), fails(BUDGET_S, "cannot be written: the database server was silent"):
-        store.add_model("m", {})
-    store.add_model("m", {})
+        write(store)
+    write(store)
 
 
 def test_opening_a_store_on_a_frozen_server(
@@ -212,7 +216,7 @@ def test_a_writer_that_holds_its_turn_stops_writers_only(
         with other.transaction():
             other.execute("SELECT last FROM feed FOR UPDATE")
             with fails(BUDGET_S, "cannot be written: .*lock timeout"):
-                store.add_model("m", {})
+                write(store)
             assert read(store)
 
 
@@ -230,7 +234,7 @@ def test_writers_that_wait_do_not_stop_readers(tmp_path: Path, index_url: str | 
     with KVStore(tmp_path / "store", index_url=index_url) as store:
         read(store)
         with ThreadPoolExecutor(20) as others, turn_taken(store):
-            waiting = [others.submit(store.add_model, "m", {}) for _ in range(20)]
+            waiting = [others.submit(write, store) for _ in range(20)]
             time.sleep(0.3)
             began = time.monotonic()
             assert read(store)

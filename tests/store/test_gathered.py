@@ -12,6 +12,7 @@ from sqlalchemy import insert, select, text, update
 from semkv_rag.errors import StoreError
 from semkv_rag.store.index import schema
 from semkv_rag.store.index.database import Database
+from semkv_rag.store.index.keyed import insert_new, insert_over
 from semkv_rag.store.index.send import send
 from workbench import postgres
 
@@ -67,6 +68,26 @@ def test_a_late_transaction_that_reads_nothing_is_committed_whole(index: Databas
         send(connection, insert(schema.models), [MODEL, MODEL | {"fingerprint": "n"}])
         assert not is_locked(index)
     assert models(index) == ["m", "n"]
+
+
+def test_rows_that_are_there_already(index: Database) -> None:
+    """Many in one statement: what is there stays, or gives way."""
+    with index.writing(late=True) as connection:
+        send(connection, insert(schema.models), MODEL)
+        news = [MODEL | {"description": "(new)"}, MODEL | {"fingerprint": "n"}]
+        send(connection, insert_new(connection, schema.models), news)
+    with index.reading() as connection:
+        rows = dict(
+            connection.execute(select(*schema.models.c["fingerprint", "description"])).all()
+        )
+    assert rows == {"m": "{}", "n": "{}"}
+    with index.writing(late=True) as connection:
+        send(connection, insert_over(connection, schema.models), news)
+    with index.reading() as connection:
+        rows = dict(
+            connection.execute(select(*schema.models.c["fingerprint", "description"])).all()
+        )
+    assert rows == {"m": "(new)", "n": "{}"}
 
 
 def test_one_that_its_caller_gives_up_leaves_nothing(index: Database) -> None:

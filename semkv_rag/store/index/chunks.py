@@ -9,7 +9,6 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -17,14 +16,10 @@ import numpy as np
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Insert,
     ScalarSelect,
-    Table,
-    bindparam,
     delete,
     exists,
     func,
-    insert,
     select,
     true,
     tuple_,
@@ -35,6 +30,7 @@ from semkv_rag.errors import OptionError
 from semkv_rag.reuse.tokens import StoredTokens, TokenArray
 from semkv_rag.store.codecs import codec_named
 from semkv_rag.store.files.header import ChunkHeader
+from semkv_rag.store.index.keyed import insert_new
 from semkv_rag.store.index.schema import chunk_tokens, chunks, contexts, models, sources, states
 from semkv_rag.store.index.send import send
 from semkv_rag.store.records import ChunkRecord, ModelInfo, NamespaceStats
@@ -93,16 +89,26 @@ def _owned(model: str, namespace: str) -> ColumnElement[bool]:
     return (chunks.c.model + "" == model) & (chunks.c.namespace + "" == namespace)
 
 
+def describes(connection: Connection, fingerprint: str, description: Mapping[str, str]) -> bool:
+    """Whether a model is there with this description."""
+    text = select(models.c.description).filter_by(fingerprint=fingerprint)
+    return connection.scalar(text) == _text_of(description)
+
+
 def put_model(
     connection: Connection, fingerprint: str, description: Mapping[str, str] | None
 ) -> None:
     """Add a model, or change its description when one is given."""
-    text = json.dumps(dict(description or {}))
+    text = _text_of(description or {})
     row = {"fingerprint": fingerprint, "description": text, "created_at": time.time()}
-    send(connection, insert_new(models), [row])
+    send(connection, insert_new(connection, models), [row])
     if description is not None:
         changed = update(models).filter_by(fingerprint=fingerprint)
         send(connection, changed.values(description=text))
+
+
+def _text_of(description: Mapping[str, str]) -> str:
+    return json.dumps(dict(description))
 
 
 def all_models(connection: Connection) -> list[ModelInfo]:
@@ -230,16 +236,6 @@ def stats(connection: Connection, namespace: str | None) -> list[NamespaceStats]
         )
         for key in sorted(found.keys() | documents.keys())
     ]
-
-
-@cache
-def insert_new(table: Table) -> Insert:
-    """Inserts a row unless there is one with its key. The connection holds the writers' lock."""
-    row = [bindparam(column.name, type_=column.type) for column in table.c]
-    there = exists().where(*(key == bindparam(key.name) for key in table.primary_key))
-    return insert(table).from_select(
-        [column.name for column in table.c], select(*row).where(~there)
-    )
 
 
 def _is_lossless(codec: str) -> bool:

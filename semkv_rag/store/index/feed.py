@@ -23,6 +23,7 @@ from sqlalchemy import (
     bindparam,
     case,
     delete,
+    false,
     func,
     insert,
     select,
@@ -86,6 +87,15 @@ def append_new(connection: Connection, keys: Sequence[ChunkKey]) -> None:
     ]
     told = insert(changes).values(seq=_taken() + bindparam("nth", type_=BigInteger), added=True)
     send(connection, told.inline(), rows)
+    _end(connection)
+
+
+def append_gone(connection: Connection, ids: Sequence[str]) -> None:
+    """Tell that those of some chunks go that are there. The connection holds the writers' lock."""
+    number = _taken() + func.row_number().over(order_by=chunks.c.id)
+    gone = select(number, chunks.c.model, chunks.c.namespace, chunks.c.id, false())
+    names = ["seq", "model", "namespace", "chunk_id", "added"]
+    send(connection, insert(changes).from_select(names, gone.where(chunks.c.id.in_(ids))))
     _end(connection)
 
 

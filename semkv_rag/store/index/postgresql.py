@@ -35,7 +35,9 @@ _LOCK_SHARE = 0.75
 """Of the patience, what a statement may wait for a lock: the server then says so before the client
 gives up, and the connection stays good."""
 
-_PLAIN_INSERT = re.compile(r"(INSERT INTO [^()]+\([^()]+\) VALUES )(\(.*\))", re.DOTALL)
+_PLAIN_INSERT = re.compile(
+    r"(INSERT INTO [^()]+\([^()]+\) VALUES )(\(.*\))( ON CONFLICT \([^()]+\) DO [^()]+)?", re.DOTALL
+)
 """Many rows of such are one statement, which takes the server a fraction of the time."""
 
 
@@ -140,7 +142,8 @@ def _execute(
     if context is not None and context.execution_options.get(UNREAD):
         rows = parameters if many else [parameters]
         if (plain := _PLAIN_INSERT.fullmatch(statement)) is not None:
-            made.unsent.append(plain[1] + ", ".join(write_out(plain[2], row) for row in rows))
+            values = ", ".join(write_out(plain[2], row) for row in rows)
+            made.unsent.append(plain[1] + values + (plain[3] or ""))
         else:
             made.unsent += [write_out(statement, row) for row in rows]
         return True

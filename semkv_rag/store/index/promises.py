@@ -11,9 +11,10 @@ from sqlalchemy import Connection, bindparam, delete, exists, insert, select, up
 from semkv_rag.reuse.tokens import TokenArray
 from semkv_rag.store.files.header import token_bytes
 from semkv_rag.store.index import feed, prompts
-from semkv_rag.store.index.chunks import FoundChunk, insert_new, pieces, put_model
+from semkv_rag.store.index.chunks import FoundChunk, pieces, put_model
 from semkv_rag.store.index.feed import News
 from semkv_rag.store.index.guard import refuse
+from semkv_rag.store.index.keyed import insert_new, insert_over
 from semkv_rag.store.index.schema import chunk_tokens, chunks, contexts
 from semkv_rag.store.index.send import send
 from semkv_rag.store.records import ChunkKey, ChunkRecord
@@ -23,7 +24,6 @@ _OF_FILES: Final = ("kind", "ranks", "bytes", "codec")
 
 _SAME_ID: Final = chunks.c.id == bindparam("chunk_id")
 _SAME_CODEC: Final = chunks.c.codec == bindparam("codec")
-_IS_THERE: Final = exists().where(_SAME_ID)
 _NEW: Final = ~exists().where(_SAME_ID, _SAME_CODEC)
 _RECODED: Final = exists().where(_SAME_ID, ~_SAME_CODEC)
 _FILES_SAID_AGAIN: Final = (
@@ -43,12 +43,11 @@ def put(connection: Connection, found: Sequence[FoundChunk]) -> None:
     # Who follows must not take what a lossy codec left for exact: to them it is another chunk.
     feed.append(connection, News(keys, False, _RECODED, codecs), News(keys, True, _NEW, codecs))
 
-    _drop_stray_tokens(connection, [chunk.header.id for chunk in found])
     rows = _rows(connection, found)
     files = [{"chunk_id": row["id"], **{f"own_{f}": row[f] for f in _OF_FILES}} for row in rows]
     send(connection, _FILES_SAID_AGAIN, files)
-    send(connection, insert_new(chunks), rows)
-    send(connection, insert_new(chunk_tokens), _token_rows(found))
+    send(connection, insert_new(connection, chunks), rows)
+    _put_tokens(connection, found)
 
 
 def put_new(connection: Connection, found: Sequence[FoundChunk]) -> None:
@@ -62,20 +61,18 @@ def put_new(connection: Connection, found: Sequence[FoundChunk]) -> None:
         put_model(connection, model, None)
     keys = [ChunkKey(one.header.id, one.header.model, one.header.namespace) for one in found]
     feed.append_new(connection, keys)
-    _drop_stray_tokens(connection, ids)
     send(connection, insert(chunks), _rows(connection, found))
-    send(connection, insert(chunk_tokens), _token_rows(found))
+    _put_tokens(connection, found)
 
 
 def drop(connection: Connection, going: Sequence[ChunkRecord]) -> None:
     """Remove those of some chunks that are there, what is known of them as prompts, and the contexts
     that no chunk has any more. Reads nothing.
     """
-    if going:
-        feed.append(connection, News(going, False, _IS_THERE))
     for piece in pieces(going):
         ids = [record.id for record in piece]
         digests = {record.context for record in piece}
+        feed.append_gone(connection, ids)
         prompts.drop(connection, ids)
         send(connection, delete(chunk_tokens).where(chunk_tokens.c.chunk_id.in_(ids)))
         send(connection, delete(chunks).where(chunks.c.id.in_(ids)))
@@ -83,16 +80,10 @@ def drop(connection: Connection, going: Sequence[ChunkRecord]) -> None:
         send(connection, delete(contexts).where(contexts.c.digest.in_(digests), ~still_used))
 
 
-def _drop_stray_tokens(connection: Connection, ids: Sequence[str]) -> None:
-    """There are none, unless somebody else wrote to the index."""
-    stray = chunk_tokens.c.chunk_id.in_(ids) & ~exists().where(
-        chunks.c.id == chunk_tokens.c.chunk_id
-    )
-    send(connection, delete(chunk_tokens).where(stray))
-
-
-def _token_rows(found: Sequence[FoundChunk]) -> list[dict[str, object]]:
-    return [{"chunk_id": c.header.id, "tokens": token_bytes(c.header.tokens)} for c in found]
+def _put_tokens(connection: Connection, found: Sequence[FoundChunk]) -> None:
+    """An id has the same tokens always, but for what somebody else wrote to the index."""
+    rows = [{"chunk_id": c.header.id, "tokens": token_bytes(c.header.tokens)} for c in found]
+    send(connection, insert_over(connection, chunk_tokens), rows)
 
 
 def _rows(connection: Connection, found: Sequence[FoundChunk]) -> list[dict[str, object]]:
@@ -107,7 +98,7 @@ def _put_contexts(connection: Connection, arrays: Sequence[TokenArray]) -> list[
     digests = [blake3(blob).hexdigest() for blob in blobs]
     by_digest = dict(zip(digests, blobs, strict=True))
     rows = [{"digest": digest, "tokens": blob} for digest, blob in by_digest.items()]
-    send(connection, insert_new(contexts), rows)
+    send(connection, insert_new(connection, contexts), rows)
     return digests
 
 
