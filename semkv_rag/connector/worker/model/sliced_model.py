@@ -13,6 +13,7 @@ from vllm.config import VllmConfig
 from vllm.forward_context import set_forward_context
 
 from semkv_rag.connector.worker.model.adapters import Adapters
+from semkv_rag.connector.worker.model.eager_kernels import EagerKernels
 from semkv_rag.connector.worker.model.kernel_loading import KernelLoading
 from semkv_rag.connector.worker.model.kv_tap import KVTap
 from semkv_rag.connector.worker.model.layer import Layer
@@ -52,6 +53,7 @@ class SlicedModel:
         adapters: Adapters | None = None,
     ) -> None:
         self._model, self.config, self.adapters = model, config, adapters
+        self._kernels = EagerKernels(model, config)
         self.layers, self.tap, self.paged, self.attention = layers, tap, paged, attention
         self.loading: KernelLoading | None = None
 
@@ -115,6 +117,7 @@ class SlicedModel:
         metadata, slots = self.attention.metadata(slices)
         with (
             self._adapted(slices),
+            self._kernels.used(),
             set_forward_context(
                 metadata,
                 self.config,
