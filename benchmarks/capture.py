@@ -204,9 +204,11 @@ def measure(asking: Asking, length: int, arguments: argparse.Namespace) -> dict[
             pairs.append(times)
     own = [times[ON] for times in pairs]
     result["alone"] = told("alone", length, own, {what: compared(pairs, what) for what in WHAT})
-    streams, own = zip(*(asking.stream(length) for _ in range(arguments.streams)), strict=True)
+    streams, in_streams = zip(
+        *(asking.stream(length) for _ in range(arguments.streams)), strict=True
+    )
     compared_streams = {what: compared_in_streams(streams, what) for what in TIMES}
-    result["stream"] = told("stream", length, own, compared_streams)
+    result["stream"] = told("stream", length, list(in_streams), compared_streams)
     return result
 
 

@@ -181,7 +181,7 @@ def answers(
                 continue
             along = engine.score(prompt, right, reuse=options)
             equal[codec] += sum(
-                at is not None and max(at, key=lambda token: at[token]) == token  # type: ignore[arg-type, index]
+                at is not None and max(at, key=lambda token: at[token]) == token
                 for at, token in zip(along, right, strict=True)
             )
         print(

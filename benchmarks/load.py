@@ -107,7 +107,9 @@ def measure(arguments: argparse.Namespace, store: Path) -> dict[str, Any]:
         for preset in arguments.presets.split(","):
             ways[preset] = (ours, ReuseOptions.preset(preset))
         loads: list[dict[str, Any]] = []
-        kinds = [("clients", int(n)) for n in arguments.clients.split(",") if n]
+        kinds: list[tuple[str, float]] = [
+            ("clients", int(n)) for n in arguments.clients.split(",") if n
+        ]
         kinds += [("rate", float(n)) for n in arguments.rates.split(",") if n]
         for index, (kind, amount) in enumerate(kinds):
             drawn = zipf_prompts(ours.tokenizer, pieces, arguments.picked, index)

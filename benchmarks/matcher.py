@@ -232,6 +232,7 @@ def run(counts: Sequence[int], repeats: int, variants: int) -> Iterator[dict[str
             "one token": prompts.one_token,
         }
         gc.collect()
+        measured = {name: measure(index, make, repeats) for name, make in kinds.items()}
         figures = {
             "chunks": count,
             "bytes_per_chunk": round(index.nbytes / len(index), 1),
@@ -239,13 +240,13 @@ def run(counts: Sequence[int], repeats: int, variants: int) -> Iterator[dict[str
             "bytes_per_new_chunk": round(in_memory, 1),
             "writing_s": round(writing, 2),
             "add_us_per_chunk": round(seconds / count * 1e6, 1),
-            "prompts": {name: measure(index, make, repeats) for name, make in kinds.items()},
+            "prompts": measured,
             "add_one_ms": one_by_one(index, count, 200),
             "peak_process_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         }
         print(f"{count:>9,} chunks: {figures['bytes_per_chunk']:,} B per chunk, "
               f"added in {figures['add_us_per_chunk']} µs each", flush=True)  # fmt: skip
-        for name, result in figures["prompts"].items():
+        for name, result in measured.items():
             ms = result["match_ms"]
             print(f"    {name:<12} {ms['median']:7.2f} ms  ({ms['min']:.2f} to {ms['max']:.2f}; "
                   f"{result['match_cpu_ms']['median']:.2f} ms of processor time), "

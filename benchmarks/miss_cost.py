@@ -60,8 +60,8 @@ class LetIn:
             let_in(connector, *args)
             self.ms = (time.perf_counter() - came) * 1000
 
-        SemKVConnector.on_new_request = arriving  # type: ignore[method-assign]
-        SemKVConnector.update_state_after_alloc = letting_in  # type: ignore[method-assign]
+        SemKVConnector.on_new_request = arriving  # type: ignore[method-assign, assignment]
+        SemKVConnector.update_state_after_alloc = letting_in  # type: ignore[method-assign, assignment]
 
 
 def main() -> None:

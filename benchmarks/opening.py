@@ -71,7 +71,7 @@ def fill(root: Path, count: int) -> float:
         numbers = np.arange(first, first + len(ids))
         texts = chunks(numbers)
         with database.writing(durable=False) as connection:
-            common = {"model": MODEL, "namespace": NAMESPACE, "kind": "document"}
+            common: dict[str, Any] = {"model": MODEL, "namespace": NAMESPACE, "kind": "document"}
             common |= {"context": digest, "context_count": len(PREFIX), "ranks": 1}
             common |= {"token_count": texts.shape[1], "bytes": 0, "created_at": 0.0, "used_at": 0.0}
             connection.execute(insert(schema.chunks), [{"id": id_, **common} for id_ in ids])

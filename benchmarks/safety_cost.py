@@ -19,8 +19,10 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -34,7 +36,7 @@ from semkv_rag.server.limits import Limits, Pace
 from semkv_rag.server.tenants import Tenancy
 from semkv_rag.store import ChunkFile, KVStore
 from semkv_rag.store.files import tensor_file
-from semkv_rag.store.files.finite import KnownFinite, is_finite
+from semkv_rag.store.files.finite import KnownFinite
 from workbench.chunks import random_tokens, store_chunks
 from workbench.figures import save
 from workbench.in_process import Clock, connected, to_first_token
@@ -86,6 +88,11 @@ def in_front(prompt: list[int], count: int) -> float:
     return statistics.median(asyncio.run(ask()) for _ in range(count))
 
 
+def not_known() -> AbstractContextManager[object]:
+    """Inside the block no file is known to be finite but those that are read in it."""
+    return patch.object(tensor_file, "_KNOWN", KnownFinite())
+
+
 def loading(path: Path, count: int) -> dict[str, float]:
     """Layers of a chunk file from the page cache, ms for the whole file: medians, in turns."""
 
@@ -97,19 +104,16 @@ def loading(path: Path, count: int) -> dict[str, float]:
             return (time.perf_counter() - began) * 1000
 
     def unchecked() -> float:
-        tensor_file.is_finite = lambda _tensor, _content: True
-        try:
+        with patch.object(tensor_file, "is_finite", lambda _tensor, _content: True):
             return load()
-        finally:
-            tensor_file.is_finite = is_finite
 
     load()
     first, again, without = [], [], []
     for _ in range(count):
         without.append(unchecked())
-        tensor_file._KNOWN = KnownFinite()
-        first.append(load())
-        again.append(load())
+        with not_known():
+            first.append(load())
+            again.append(load())
     size = path.stat().st_size
     told = {"first_ms": first, "again_ms": again, "without_ms": without}
     return {
@@ -164,10 +168,9 @@ def main() -> None:
             times, spent = [], []
             parts: dict[str, float] = defaultdict(float)
             for number, asked in enumerate(prompts[2:]):
-                if case == "read first":
-                    tensor_file._KNOWN = KnownFinite()
                 clock.ms.clear()
-                times.append(to_first_token(llm, asked, f"{case} {number}"))
+                with not_known() if case == "read first" else nullcontext():
+                    times.append(to_first_token(llm, asked, f"{case} {number}"))
                 spent.append(sum(clock.ms.values()))
                 for part, ms in clock.ms.items():
                     parts[part] += ms / args.asked

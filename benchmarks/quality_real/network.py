@@ -63,7 +63,7 @@ class Network:
         shape = (self.layers, self.kv_heads, tokens, self.head_dim)
         return Cache(torch.zeros(shape, dtype=self.dtype), torch.zeros(shape, dtype=self.dtype))
 
-    def embed(self, tokens: Sequence[int]) -> Tensor:
+    def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """[tokens, hidden]."""
         return self._decoder.embed_tokens(torch.as_tensor(tokens))
 

@@ -12,6 +12,7 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,7 @@ def expectations(rows: Sequence[Row]) -> str:
         if seen:
             contexts = len({row["context"] for row in seen})
             expected = np.mean([row["ways"][way]["risk"]["loss"] for row in seen])
-            kl = interval(seen, lambda some, way=way: np.mean(_each(some, way, "kl")))
+            kl = interval(seen, partial(_mean_kl, way))
             lines.append(
                 f"| {told(way)} | {len(seen)} ({contexts}) | {expected:.4f} "
                 f"| {kl[0]:.4f} [{kl[1]:.4f}, {kl[2]:.4f}] |"
@@ -247,6 +248,10 @@ def _line(rows: Sequence[Row], way: str) -> dict[str, Any]:
 
 def _each(rows: Sequence[Row], way: str, field: str) -> list[float]:
     return [float(row["ways"][way][field]) for row in rows]
+
+
+def _mean_kl(way: str, rows: Sequence[Row]) -> float:
+    return float(np.mean(_each(rows, way, "kl")))
 
 
 def _given_back(rows: Sequence[Row], way: str) -> list[float]:
