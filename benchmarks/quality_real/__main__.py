@@ -21,7 +21,9 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +38,24 @@ from benchmarks.quality_real.network import Network
 from benchmarks.quality_real.report import BASE, draw, table
 from benchmarks.quality_real.shelf import Shelf
 from benchmarks.quality_real.ways import Context
+from semkv_rag.reuse.question import MOST
 from workbench.figures import OUTPUT, save
 
 ARTICLES = ROOT / "examples" / "articles"
-PREAMBLE = (
+BEFORE = (
     "I have been reading these passages for a while, on the train and again this morning, and I took"
     " some notes. Most of what they say is clear to me, and some of it I knew before. A colleague asked"
     " me about one detail that I could not find again in my notes, and I do not want to go through all"
     " of the text once more. Please look it up for me, and tell me only what the text itself says. "
 )
 """Talk before a question, as people write it."""
+BEHIND = (
+    "\nAnswer in one short sentence of plain English. Use only the passages above, do not guess, and say"
+    " that you do not know when they do not tell. Do not repeat the question, and give no explanation"
+    " beyond it."
+)
+"""Instructions behind one."""
+TALK = {"before": (BEFORE, ""), "behind": ("", BEHIND)}
 
 
 def main() -> None:
@@ -66,7 +76,12 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="records of MuSiQue's form instead")
     parser.add_argument("--overlap", type=int, default=0, help="tokens that neighbours share")
     parser.add_argument(
-        "--long-question", action="store_true", help="the question behind a hundred tokens of talk"
+        "--long-question",
+        choices=tuple(TALK),
+        help="with a hundred tokens of talk before it, or forty of instructions behind it",
+    )
+    parser.add_argument(
+        "--question-tokens", type=int, default=MOST, help="that are asked with, at most"
     )
     parser.add_argument("--name", help="of the output; the model's, if left out")
     parser.add_argument("--seed", type=int, default=0)
@@ -95,7 +110,8 @@ def main() -> None:
         "shared": arguments.shared or None,
         "only": arguments.way,
         "overlap": arguments.overlap or None,
-        "long_question": arguments.long_question or None,
+        "long_question": arguments.long_question,
+        "question_tokens": arguments.question_tokens,
         "data": None if arguments.data is None else arguments.data.name,
         "dtype": arguments.dtype,
     }
@@ -113,12 +129,13 @@ def main() -> None:
         arguments.order,
         shared=arguments.shared,
         overlap=arguments.overlap,
-        preamble=PREAMBLE if arguments.long_question else "",
+        talk=TALK.get(arguments.long_question, ("", "")),
     )
     began = time.monotonic()
     for number in range(len({row["context"] for row in rows}), arguments.contexts):
         for task in made.tasks(number, arguments.passages):
-            rows.append({"context": number, **measure(network, task, shelf, ways)})
+            context = partial(Context, network, task, shelf, arguments.question_tokens)
+            rows.append({"context": number, **measure(context, ways)})
         save(name, {**about, "contexts": rows})
         done = number + 1
         print(f"{done} of {arguments.contexts}, {time.monotonic() - began:.0f} s", flush=True)
@@ -130,12 +147,10 @@ def main() -> None:
 
 
 @torch.inference_mode()
-def measure(
-    network: Network, task: tasks.Task, shelf: Shelf, ways: tuple[str, ...]
-) -> dict[str, Any]:
+def measure(make: Callable[[], Context], ways: tuple[str, ...]) -> dict[str, Any]:
     """One context under some ways."""
-    context = Context(network, task, shelf)
-    made = outcomes(context, ways)
+    context = make()
+    task, made = context.task, outcomes(context, ways)
     context.finish()
     return {
         "family": task.family,

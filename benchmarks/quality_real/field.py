@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.quality_real.outcome import Outcome
-from benchmarks.quality_real.ways import QUESTION_TOKENS, Stored
+from benchmarks.quality_real.ways import Stored
 from semkv_rag.blend import Candidates, pick, selector_type
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def two_stages(it: Compared) -> Outcome:
     """Half of the tokens, then the other half by what the question attends to over those."""
     stored = it.both
     _, _, cost = stored.looked
-    again = min(len(stored.context.question), QUESTION_TOKENS)
+    again = len(stored.context.asked)
     count = round(
         (stored.ratio_asked(CHARGE)) * len(stored.candidates) - again
     )  # the second question is charged, too

@@ -235,10 +235,10 @@ class Maker:
         *,
         shared: bool = False,
         overlap: int = 0,
-        preamble: str = "",
+        talk: tuple[str, str] = ("", ""),
     ) -> None:
         self._hay = Haystack(articles, tokenizer, size, overlap)
-        self._preamble = preamble
+        self._talk = talk
         self._questions = json.loads((articles / "questions.json").read_text())
         self._tokenizer, self._size, self._seed = tokenizer, size, seed
         self._records = json.loads(data.read_text()) if data is not None else None
@@ -249,7 +249,8 @@ class Maker:
     def tasks(self, number: int, passages: int) -> list[Task]:
         """A context's tasks: one, or with `shared` those of all families on it."""
         made = self._tasks(number, passages)
-        return [replace(task, question=self._preamble + task.question) for task in made]
+        before, behind = self._talk
+        return [replace(task, question=before + task.question + behind) for task in made]
 
     def _tasks(self, number: int, passages: int) -> list[Task]:
         rng = random.Random(f"{self._seed} {number}")

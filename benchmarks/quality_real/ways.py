@@ -26,12 +26,11 @@ from semkv_rag.blend import (
     selector_type,
 )
 from semkv_rag.config import FIRST_RATIO
+from semkv_rag.reuse.question import MOST
 
 INSTRUCTION = "Answer the question by the passages, in as few words as you can.\n\n"
 SEPARATOR = "\n\n"
 MAX_ANSWER = 24
-QUESTION_TOKENS = 64
-"""Of the question, so many at most are asked with, as in the engine."""
 
 
 @dataclass
@@ -44,9 +43,15 @@ class _Open:
 
 
 class Context:
-    """A task as a prompt, with full prefill's KV and answer."""
+    """A task as a prompt, with full prefill's KV and answer.
 
-    def __init__(self, network: Network, task: Task, shelf: Shelf) -> None:
+    Args:
+        question_tokens: of the question, so many at most are asked with.
+    """
+
+    def __init__(
+        self, network: Network, task: Task, shelf: Shelf, question_tokens: int = MOST
+    ) -> None:
         self.network, self.task, self._shelf = network, task, shelf
         self.open: list[_Open] = []
         tokenizer = network.tokenizer
@@ -59,6 +64,7 @@ class Context:
         encode = lambda part: tokenizer.encode(part, add_special_tokens=False)  # noqa: E731
         self.prefix: list[int] = encode(before)
         self.question: list[int] = encode(f"\n\nQuestion: {task.question}\nAnswer:{after}")
+        self.asked = self.question[-question_tokens:]
         self.bare: list[int] = encode(before + f"Question: {task.question}\nAnswer:{after}")
         separator = encode(SEPARATOR)
         tokens, spans = list(self.prefix), []
@@ -217,7 +223,7 @@ class Stored:
 
     def attention_over(self, cache: Cache) -> Tensor:
         """What the question gives each candidate over a cache, [layers, candidates]."""
-        asked = self.context.question[-QUESTION_TOKENS:]
+        asked = self.context.asked
         places = torch.arange(self.context.end, self.context.end + len(asked))
         counted = torch.zeros(int(places[-1]) + 1, dtype=torch.bool)
         counted[self.candidates] = True
@@ -287,7 +293,7 @@ class Stored:
 
     def ratio_asked(self, charge: float) -> float:
         """The ratio at which a rule that asks the question is charged so much, at least 0."""
-        fixed = min(len(self.context.question), QUESTION_TOKENS) + 2 * len(self.fresh)
+        fixed = len(self.context.asked) + 2 * len(self.fresh)
         return max(0.0, charge * self.context.end - fixed) / len(self.candidates)
 
     def ratio_checked(self, charge: float, check: int = 1) -> float | None:
