@@ -34,10 +34,10 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.quality_real import tasks
 from benchmarks.quality_real.compared import SETS, WAYS, outcomes
+from benchmarks.quality_real.context import Context
 from benchmarks.quality_real.network import Network
 from benchmarks.quality_real.report import BASE, draw, table
 from benchmarks.quality_real.shelf import Shelf
-from benchmarks.quality_real.ways import Context
 from semkv_rag.reuse.question import MOST
 from workbench.figures import OUTPUT, save
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.quality_real import field
+from benchmarks.quality_real.context import Context
 from benchmarks.quality_real.outcome import Outcome
 from benchmarks.quality_real.published import PUBLISHED, PublishedKVDeviation
 from benchmarks.quality_real.report import BASE
-from benchmarks.quality_real.ways import Context, Stored, asked_score
+from benchmarks.quality_real.ways import Stored, asked_score
 from semkv_rag.config import PRESETS
 
 NOTHING = torch.zeros(0, dtype=torch.int64)
