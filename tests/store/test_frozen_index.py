@@ -243,6 +243,20 @@ def test_writers_that_wait_do_not_stop_readers(tmp_path: Path, index_url: str | 
             writer.result()
 
 
+def test_an_engine_that_starts_again_waits_for_no_writer(
+    tmp_path: Path, index_url: str | None
+) -> None:
+    """It says what its model is, which is known."""
+    with KVStore(tmp_path / "store", index_url=index_url) as store:
+        store.add_model("m", {"name": "a"})
+        store.add_model("m", {"name": "b"})
+        with turn_taken(store):
+            began = time.monotonic()
+            store.add_model("m", {"name": "b"})
+            assert time.monotonic() - began < AT_ONCE_S
+        assert [dict(one.description) for one in store.models()] == [{"name": "b"}]
+
+
 def test_a_long_answer_is_no_silence(url: str) -> None:
     index = Database(url, read_only=False)
     statement = text("SELECT pg_sleep(:s), repeat('x', 100000) FROM generate_series(1, 8)")

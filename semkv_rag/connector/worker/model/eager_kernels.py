@@ -2,8 +2,8 @@
 
 Where vLLM compiles a model, it has norms, activations and rotary embeddings done by PyTorch's operations,
 one by one, which Inductor fuses. A forward that skips the compiled model would run them as they stand, on
-a GPU with several launches for each. So while one of ours runs, these layers use
-the kernels that they use in an engine started with `enforce_eager`.
+a GPU with several launches for each. So while one of ours runs, these layers use the kernels of an
+engine started with `enforce_eager`.
 """
 
 from __future__ import annotations
