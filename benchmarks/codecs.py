@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.quality_real import tasks
+from benchmarks.quality_real.context import around_passages
 from benchmarks.quality_real.report import interval
 from semkv_rag import Engine
 from semkv_rag.config import ReuseOptions
@@ -50,7 +51,6 @@ TOKENS, ROUNDS = 512, 40
 ERROR_CHUNKS = 16
 LARGE = (32, (8, 128))
 """Layers, and `(kv_heads, head_dim)`, of an 8B model such as Qwen3's or Llama 3's."""
-INSTRUCTION = "Answer the question by the passages, in as few words as you can.\n\n"
 MAX_TOKENS = 24
 
 
@@ -123,12 +123,7 @@ def main() -> None:
 def store(engine: Engine, plain: KVStore, task: tasks.Task) -> list[int]:
     """Store a task's passages behind the prompt prefix and behind their neighbour; its prompt."""
     tokenizer = engine.tokenizer
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": INSTRUCTION + "\x00"}],
-        tokenize=False,
-        add_generation_prompt=True,
-    )
-    before, after = text.split("\x00")
+    before, after = around_passages(tokenizer)
     encode = lambda part: tokenizer.encode(part, add_special_tokens=False)  # noqa: E731
     prefix, separator = encode(before), encode("\n\n")
     prompt, items = list(prefix), list[CaptureItem]()

@@ -20,6 +20,17 @@ SEPARATOR = "\n\n"
 MAX_ANSWER = 24
 
 
+def around_passages(tokenizer: Any) -> tuple[str, str]:
+    """What of a prompt stands before its passages, and what behind its question."""
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": INSTRUCTION + "\x00"}],
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    before, after = text.split("\x00")
+    return before, after
+
+
 @dataclass
 class _Open:
     """An answer that is not decoded to its end yet."""
@@ -42,12 +53,7 @@ class Context:
         self.network, self.task, self._shelf = network, task, shelf
         self.open: list[_Open] = []
         tokenizer = network.tokenizer
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": INSTRUCTION + "\x00"}],
-            tokenize=False,
-            add_generation_prompt=True,
-        )
-        before, after = text.split("\x00")
+        before, after = around_passages(tokenizer)
         encode = lambda part: tokenizer.encode(part, add_special_tokens=False)  # noqa: E731
         self.prefix: list[int] = encode(before)
         self.question: list[int] = encode(f"\n\nQuestion: {task.question}\nAnswer:{after}")

@@ -26,13 +26,15 @@ Method: TypeAlias = Callable[..., Any]
 
 _KINDS = ("layernorm", "activation", "rotary_embedding")
 _MODULES = tuple(f"vllm.model_executor.layers.{kind}" for kind in _KINDS)
-"""Where the layers are defined that are run so. Others, of experts say, are more than a kernel."""
+"""Layers that are defined there. Other custom operations of vLLM's, such as mixtures of experts, do more
+than call a kernel, and are left alone."""
 
 
 class EagerKernels:
     """Of one model; nothing changes where it is not compiled."""
 
     def __init__(self, model: nn.Module, config: VllmConfig) -> None:
+        # Each with its usual method, and the one that calls the kernel.
         self._layers: list[tuple[CustomOp, Method, Method]] = []
         self._priority: IrOpPriorityConfig | None = None
         if config.compilation_config.mode in (None, CompilationMode.NONE):
