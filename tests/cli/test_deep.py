@@ -15,6 +15,7 @@ from semkv_rag.cli.deep.inside import RUNS, check_attention, check_copying, chec
 from semkv_rag.cli.deep.prompts import largest_difference
 from semkv_rag.cli.deep.run import _guarded
 from semkv_rag.cli.deep.table import in_words_of
+from semkv_rag.config import ReuseOptions
 from semkv_rag.connector.worker.attention_check import dense, scattered
 from semkv_rag.engine import Engine
 from tests.cli.conftest import Semkv
@@ -51,6 +52,9 @@ def test_a_sound_engine(semkv: Semkv, tiny_model: Callable[[str], Path], tmp_pat
         assert status[check, "1,000 tokens"] == "ok"
         assert status[check, "4,000 tokens"] == status[check, "8,000 tokens"] == "left out"
     assert status["ttft", "1,000 tokens"] in ("ok", "warn")  # no test is about time
+    (timed,) = (one for one in deep["results"] if one["check"] == "ttft" and one["figures"])
+    preset = ReuseOptions.preset("balanced")
+    assert timed["figures"]["charged_ratio"] > preset.effective_ratio + 32 / 1000, "it was asked"
     (equal,) = (one for one in deep["results"] if one["check"] == "ratio 1.0" and one["figures"])
     assert equal["figures"]["reused_tokens"] == 1000 - 16 - 32
     assert "Attention: 500 runs" in outcome.err, "a line for each check, as this is no terminal"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from semkv_rag.cli.deep.prompts import Stored, blended, forget, plain
+from semkv_rag.cli.deep.prompts import Stored, another_question, blended, forget, plain
 from semkv_rag.cli.deep.result import Result
 from semkv_rag.cli.output import in_words
 from semkv_rag.engine import Engine
@@ -11,12 +11,16 @@ REPEATS = 2
 
 
 def check_latency(engine: Engine, prompt: Stored) -> Result:
-    """The best of some, in turns. Both have run at this length before."""
+    """The best of some, in turns, each with a question of its own.
+
+    Both have run at this length before.
+    """
     plains, blends = [], []
-    for _ in range(REPEATS):
-        plains.append(plain(engine, prompt.tokens, max_tokens=1).ttft_ms)
+    for number in range(REPEATS):
+        asked = another_question(engine, prompt, number)
+        plains.append(plain(engine, asked.tokens, max_tokens=1).ttft_ms)
         forget(engine)
-        blends.append(blended(engine, prompt, max_tokens=1))
+        blends.append(blended(engine, asked, max_tokens=1))
     blend = min(blends, key=lambda one: one.ttft_ms)
     figures = {
         "plain_ms": min(plains),

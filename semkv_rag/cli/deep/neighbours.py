@@ -13,6 +13,7 @@ from semkv_rag.cli.deep.prompts import (
     ALONE,
     GREEDY,
     Stored,
+    another_question,
     blended,
     forget,
     largest_difference,
@@ -32,6 +33,8 @@ BEHIND = 4
 """And when it is answered."""
 COMPARED = 32
 MOST = 1024
+NUMBER = 1000
+"""Of the question that is blended: none that was asked before."""
 
 
 def check_neighbours(engine: Engine, about: Mapping[str, Any], prompt: Stored) -> list[Result]:
@@ -42,7 +45,8 @@ def check_neighbours(engine: Engine, about: Mapping[str, Any], prompt: Stored) -
         engine, tokens, lambda: plain(engine, prompt.tokens, max_tokens=1)
     )
     forget(engine)
-    _, blend_ms, answer = _beside(engine, tokens, lambda: blended(engine, prompt, max_tokens=1))
+    asked = another_question(engine, prompt, NUMBER)
+    _, blend_ms, answer = _beside(engine, tokens, lambda: blended(engine, asked, max_tokens=1))
     stall = {"usual_ms": usual_ms, "plain_ms": plain_ms, "blend_ms": blend_ms}
     figures = {"largest_difference_nats": largest_difference(alone, answer)}
     if figures["largest_difference_nats"] <= TOLERANCES[about["dtype"]]:

@@ -73,6 +73,16 @@ def store_prompt(engine: Engine, seed: int, length: int) -> Stored:
     return Stored((*tokens, *random_tokens(engine, seed - 1, QUESTION)))
 
 
+def another_question(engine: Engine, prompt: Stored, number: int) -> Stored:
+    """The same chunks and another question: the worker remembers what it picked for a prompt.
+
+    Args:
+        number: of the question; each is another one.
+    """
+    question = random_tokens(engine, 70_000 + number, QUESTION)
+    return Stored((*prompt.tokens[:-QUESTION], *question))
+
+
 def plain(engine: Engine, prompt: Sequence[int], **sampling: Any) -> Completion:
     """The answer of plain vLLM, every token of the prompt computed."""
     asked = {**GREEDY, **ALONE, **sampling}
