@@ -1,4 +1,5 @@
-"""Which cores an engine on a CPU computes on, where another one runs on the same machine.
+"""Which cores an engine on a CPU computes on, where another one runs on the same machine, and how long it
+holds on to them.
 
 vLLM binds its worker's threads to cores, and every engine chooses the same ones: two engines on one
 machine share a core, while others are idle.
@@ -14,6 +15,12 @@ from pathlib import Path
 from vllm.platforms import current_platform
 
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
+SPINS = "GOMP_SPINCOUNT"
+WAITING = "OMP_WAIT_POLICY"
+FEW_SPINS = 1000
+"""Some 10 µs, as long as it is from one operation of a forward to the next."""
+LEFT_BY_VLLM = 2
+"""Cores that vLLM keeps free for each rank with a KV connector, where it has more than these."""
 PROCESSES = Path("/proc")
 _ITS_PROCESSES = "VLLM::"
 """How vLLM's processes are called."""
@@ -44,6 +51,28 @@ def cores_of_its_own(ranks: int) -> Iterator[None]:
             del os.environ[BINDING]
         else:
             os.environ[BINDING] = before
+
+
+@contextmanager
+def short_spins(ranks: int) -> Iterator[None]:
+    """OpenMP's threads of what is started inside soon sleep, where they have all cores.
+
+    GNU's OpenMP lets a thread wait for some 3 ms before it sleeps, in case there is more to do. Where
+    vLLM leaves a core free nobody minds. Where it does not, the engine's other processes wait meanwhile,
+    and those of other engines. What the user sets (`GOMP_SPINCOUNT`, `OMP_WAIT_POLICY`) stays as it is.
+    """
+    crowded = current_platform.is_cpu() and not {SPINS, WAITING} & os.environ.keys()
+    if crowded:
+        allowed = os.sched_getaffinity(0)
+        crowded = len(allowed) <= LEFT_BY_VLLM * ranks or bool(taken_cores() & allowed)
+    if not crowded:
+        yield
+        return
+    os.environ[SPINS] = str(FEW_SPINS)
+    try:
+        yield
+    finally:
+        del os.environ[SPINS]
 
 
 def taken_cores() -> set[int]:

@@ -10,7 +10,15 @@ from collections.abc import Iterator
 import pytest
 
 from semkv_rag.connector import cores
-from semkv_rag.connector.cores import BINDING, cores_of_its_own, taken_cores
+from semkv_rag.connector.cores import (
+    BINDING,
+    FEW_SPINS,
+    SPINS,
+    WAITING,
+    cores_of_its_own,
+    short_spins,
+    taken_cores,
+)
 
 WORKER = """
 import os, sys, time
@@ -58,7 +66,8 @@ def here() -> list[int]:
 @pytest.fixture(autouse=True)
 def unbound(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests' own processes are told their cores."""
-    monkeypatch.delenv(BINDING, raising=False)
+    for name in (BINDING, SPINS, WAITING):
+        monkeypatch.delenv(name, raising=False)
 
 
 def test_bound_workers_are_seen(workers: Workers, here: list[int]) -> None:
@@ -98,3 +107,34 @@ def test_what_the_user_chose_stays(
         monkeypatch.setenv(BINDING, binding)
     with cores_of_its_own(ranks):
         assert os.environ.get(BINDING) == binding
+
+
+@pytest.mark.parametrize(
+    ("allowed", "taken", "ranks", "short"),
+    [
+        ({0, 1}, set(), 1, True),
+        ({0, 1, 2}, set(), 1, False),
+        ({0, 1, 2, 3}, set(), 2, True),
+        ({0, 1, 2, 3}, {0, 1}, 1, True),
+        ({0, 1, 2, 3}, {4, 5}, 1, False),
+    ],
+)
+def test_threads_with_all_cores_soon_sleep(
+    monkeypatch: pytest.MonkeyPatch, allowed: set[int], taken: set[int], ranks: int, short: bool
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed)
+    monkeypatch.setattr(cores, "taken_cores", lambda: taken)
+    with short_spins(ranks):
+        assert os.environ.get(SPINS) == (str(FEW_SPINS) if short else None)
+    assert SPINS not in os.environ
+
+
+@pytest.mark.parametrize(("name", "value"), [(SPINS, "300000"), (WAITING, "active")])
+def test_how_long_the_user_lets_threads_wait_stays(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setenv(name, value)
+    with short_spins(1):
+        assert os.environ[name] == value
+        assert {SPINS, WAITING} & os.environ.keys() == {name}
