@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Pool(ThreadPoolExecutor):
-    """Threads that compute alone, each on one core at a time.
+    """Threads that compute without an OpenMP team of their own.
 
     Args:
         cores: those that they may use.

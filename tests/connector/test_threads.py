@@ -56,15 +56,15 @@ def test_a_model_that_is_bound_to_no_core_leaves_all() -> None:
     assert cores_of_threads("pool_behind_model", bound=False) == [every, every]
 
 
-TEAM = """
-    import ctypes, os, runpy, sys, threading
+TEAM = '''
+    import ctypes, os, runpy, sys
     from concurrent.futures import ThreadPoolExecutor
     import torch
 
     openmp = ctypes.CDLL(None)
-    every = os.sched_getaffinity(0)
 
     def team():
+        """Runs of a parallel region, torch's threads, and cores, of the thread that calls it."""
         seen = []
         run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: seen.append(openmp.omp_get_num_threads()))
         openmp.GOMP_parallel(run, None, 0, 0)
@@ -76,7 +76,7 @@ TEAM = """
     for _ in range(2):
         print(len(pool.submit(os.sched_getaffinity, 0).result()), *pool.submit(team).result())
     print(*team())
-"""
+'''
 
 
 @pytest.mark.slow
