@@ -30,49 +30,50 @@ _ITS_PROCESSES = "VLLM::"
 def cores_of_its_own(ranks: int) -> Iterator[None]:
     """What is started inside computes on cores that no other vLLM worker of this machine is bound to.
 
-    Without another one, with `VLLM_CPU_OMP_THREADS_BIND`, with several ranks or on a GPU, all is left as
-    vLLM does it. Where no core is free, threads are bound to none. Two engines that start at the same
-    moment do not see each other.
+    Two engines that start at the same moment do not see each other.
+
+    Args:
+        ranks: of the engine that is started.
     """
-    if not current_platform.is_cpu() or ranks > 1 or os.environ.get(BINDING, "auto") != "auto":
+    settings = thread_settings(ranks)
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
         yield
-        return
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def thread_settings(ranks: int) -> dict[str, str]:
+    """The environment variables that an engine's threads are placed by, where vLLM's choice does not do.
+
+    * Where another worker is bound to cores, one rank is bound to the others, or to none if none is free.
+    * Where OpenMP's threads have all cores, they soon sleep. GNU's OpenMP lets a thread wait for some
+      3 ms before it sleeps, in case there is more to do. Where vLLM leaves a core free nobody minds. Where
+      it does not, the engine's other processes wait meanwhile, and those of other engines.
+
+    What the user sets (`VLLM_CPU_OMP_THREADS_BIND`; `GOMP_SPINCOUNT`, `OMP_WAIT_POLICY`) stays as it is.
+    On a GPU, and where the system does not tell a process's cores (macOS), all is left to vLLM.
+
+    Args:
+        ranks: of the engine that is started.
+    """
+    if not current_platform.is_cpu() or not hasattr(os, "sched_getaffinity"):
+        return {}
+    bindable = ranks == 1 and os.environ.get(BINDING, "auto") == "auto"
+    shortenable = not {SPINS, WAITING} & os.environ.keys()
     allowed = os.sched_getaffinity(0)
-    taken = taken_cores() & allowed
-    if not taken:
-        yield
-        return
-    before = os.environ.get(BINDING)
-    os.environ[BINDING] = ",".join(map(str, sorted(allowed - taken))) or "nobind"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[BINDING]
-        else:
-            os.environ[BINDING] = before
-
-
-@contextmanager
-def short_spins(ranks: int) -> Iterator[None]:
-    """OpenMP's threads of what is started inside soon sleep, where they have all cores.
-
-    GNU's OpenMP lets a thread wait for some 3 ms before it sleeps, in case there is more to do. Where
-    vLLM leaves a core free nobody minds. Where it does not, the engine's other processes wait meanwhile,
-    and those of other engines. What the user sets (`GOMP_SPINCOUNT`, `OMP_WAIT_POLICY`) stays as it is.
-    """
-    crowded = current_platform.is_cpu() and not {SPINS, WAITING} & os.environ.keys()
-    if crowded:
-        allowed = os.sched_getaffinity(0)
-        crowded = len(allowed) <= LEFT_BY_VLLM * ranks or bool(taken_cores() & allowed)
-    if not crowded:
-        yield
-        return
-    os.environ[SPINS] = str(FEW_SPINS)
-    try:
-        yield
-    finally:
-        del os.environ[SPINS]
+    taken = taken_cores() & allowed if bindable or shortenable else set()
+    settings = {}
+    if bindable and taken:
+        settings[BINDING] = ",".join(map(str, sorted(allowed - taken))) or "nobind"
+    if shortenable and (taken or len(allowed) <= LEFT_BY_VLLM * ranks):
+        settings[SPINS] = str(FEW_SPINS)
+    return settings
 
 
 def taken_cores() -> set[int]:

@@ -14,7 +14,7 @@ from typing import Any
 from vllm.config import VllmConfig
 
 from semkv_rag.connector.capture_results import ADDRESS_KEY, CaptureResults
-from semkv_rag.connector.cores import cores_of_its_own, short_spins
+from semkv_rag.connector.cores import cores_of_its_own
 from semkv_rag.connector.fingerprint import config_fingerprint
 from semkv_rag.connector.messages import GateReport
 from semkv_rag.engine.client import ReportingLLM
@@ -78,8 +78,7 @@ async def start(
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     results = _capture_results(config)
     try:
-        ranks = config.parallel_config.world_size
-        with _script_left_alone(), short_spins(ranks), cores_of_its_own(ranks):
+        with _script_left_alone(), cores_of_its_own(config.parallel_config.world_size):
             llm: ReportingLLM = ReportingLLM.from_vllm_config(config, **client)
     except BaseException:
         if results is not None:

@@ -16,8 +16,8 @@ from semkv_rag.connector.cores import (
     SPINS,
     WAITING,
     cores_of_its_own,
-    short_spins,
     taken_cores,
+    thread_settings,
 )
 
 WORKER = """
@@ -124,7 +124,7 @@ def test_threads_with_all_cores_soon_sleep(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed)
     monkeypatch.setattr(cores, "taken_cores", lambda: taken)
-    with short_spins(ranks):
+    with cores_of_its_own(ranks):
         assert os.environ.get(SPINS) == (str(FEW_SPINS) if short else None)
     assert SPINS not in os.environ
 
@@ -135,6 +135,17 @@ def test_how_long_the_user_lets_threads_wait_stays(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setenv(name, value)
-    with short_spins(1):
+    with cores_of_its_own(1):
         assert os.environ[name] == value
         assert {SPINS, WAITING} & os.environ.keys() == {name}
+
+
+def test_processes_are_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([os.sched_getaffinity(0)])
+    monkeypatch.setattr(cores, "taken_cores", lambda: next(looks))
+    assert thread_settings(1) == {BINDING: "nobind", SPINS: str(FEW_SPINS)}
+
+
+def test_where_a_process_has_no_cores_all_is_left_to_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert thread_settings(1) == {}

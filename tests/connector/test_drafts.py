@@ -1,7 +1,7 @@
 """Speculative decoding beside blends: drafts change no answer.
 
-They are made of the prompt's n-grams, by an EAGLE head of random weights, and by the model itself, which
-here drafts for itself.
+They are made of the prompt's n-grams, by heads of random weights, by a layer that predicts one token more
+(MTP), of random weights too, and by the model itself, which here drafts for itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ from semkv_rag.engine.launch import engine_arguments, resolve, transfer_config
 from semkv_rag.store import place_of
 from workbench.answers import SAMPLING, assert_same
 from workbench.chunks import Stored, Tokens, random_tokens, store_chunks
-from workbench.drafters import build_eagle_head
+from workbench.drafters import (
+    build_eagle3_head,
+    build_eagle_head,
+    build_medusa_heads,
+    build_mtp_model,
+)
 from workbench.engines import Engines
 from workbench.inside import inside
 from workbench.settings import ENGINE_ARGS
@@ -29,27 +34,61 @@ NGRAMS = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 LONG = {**SAMPLING, "max_tokens": 24}
 LONGER = {**SAMPLING, "max_tokens": 40}
 PLAIN = {"enabled": False}
+GUESS_RIGHT = ("ngram", "draft_model")
+"""Methods whose drafts are accepted here; the others' weights are random."""
+OWN_LAYERS = {"ngram": 0, "medusa": 0, "eagle": 1, "eagle3": 1, "mtp": 1, "draft_model": 6}
+"""With KV of their own, which a blend does not fill."""
 OPTIONS: list[dict[str, Any]] = [{"ratio": 1.0}, {"ratio": 0.15}, {"selector": "none"}, PLAIN]
 
 
 @pytest.fixture(
-    scope="module", params=["ngram", "eagle", pytest.param("draft_model", marks=pytest.mark.soak)]
+    scope="module",
+    params=[
+        "ngram",
+        "eagle3",
+        *(
+            pytest.param(method, marks=pytest.mark.soak)
+            for method in ("draft_model", "eagle", "medusa", "mtp")
+        ),
+    ],
 )
 def drafts(
     request: pytest.FixtureRequest, reader: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     """vLLM's `speculative_config`."""
-    made: dict[str, dict[str, Any]] = {
-        "ngram": NGRAMS,
-        "eagle": {"model": str(build_eagle_head(reader, tmp_path_factory.mktemp("eagle")))},
-        "draft_model": {"model": str(reader)},
-    }
-    return {"method": request.param, "num_speculative_tokens": 3, **made[request.param]}
+    method = request.param
+    heads = {"eagle": build_eagle_head, "eagle3": build_eagle3_head, "medusa": build_medusa_heads}
+    made: dict[str, Any] = {"num_speculative_tokens": 1 if method == "mtp" else 3}
+    if method == "ngram":
+        made |= NGRAMS
+    elif method == "draft_model":
+        made["model"] = str(reader)
+    elif method in heads:
+        made["model"] = str(heads[method](reader, tmp_path_factory.mktemp(method)))
+    return {"method": method, **made}
 
 
 @pytest.fixture(scope="module")
-def drafting(engines: Engines, reader: Path, drafts: dict[str, Any]) -> Iterator[Engine]:
-    with engines.own(reader, speculative_config=drafts) as engine:
+def model(drafts: dict[str, Any], reader: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model that is served."""
+    return build_mtp_model(tmp_path_factory.mktemp("mtp")) if drafts["method"] == "mtp" else reader
+
+
+@pytest.fixture(scope="module")
+def plain(
+    drafts: dict[str, Any], model: Path, engines: Engines, request: pytest.FixtureRequest
+) -> Iterator[Engine]:
+    """The same model without drafts."""
+    if drafts["method"] != "mtp":
+        yield request.getfixturevalue("engine")
+        return
+    with engines.own(model) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def drafting(engines: Engines, model: Path, drafts: dict[str, Any]) -> Iterator[Engine]:
+    with engines.own(model, speculative_config=drafts) as engine:
         assert engine.gate.servable, engine.gate.reason
         yield engine
 
@@ -72,22 +111,24 @@ def ask(
     return engine.generate(tokens, sampling=sampling, reuse=ReuseOptions(**options))
 
 
-def forwards(engine: Engine, tokens: Tokens, **options: Any) -> int:
-    """How many steps with a forward an answer took."""
+def forwards(engine: Engine, tokens: Tokens, **options: Any) -> tuple[int, int]:
+    """How many steps with a forward an answer took, and how many of them tried drafts."""
 
     def count(worker: Any) -> None:
         runner = worker.model_runner
-        execute, runner.forwards = runner.execute_model, 0
+        execute, runner.forwards, runner.drafted = runner.execute_model, 0, 0
 
         def counting(output: Any, *args: Any, **kwargs: Any) -> Any:
             runner.forwards += output.total_num_scheduled_tokens > 0
+            runner.drafted += bool(output.scheduled_spec_decode_tokens)
             return execute(output, *args, **kwargs)
 
         runner.execute_model = counting
 
-    def counted(worker: Any) -> int:
-        del worker.model_runner.execute_model
-        return int(worker.model_runner.forwards)
+    def counted(worker: Any) -> tuple[int, int]:
+        runner = worker.model_runner
+        del runner.execute_model
+        return runner.forwards, runner.drafted
 
     inside(engine, count)
     ask(engine, tokens, sampling=LONGER, **options)
@@ -98,8 +139,10 @@ def test_drafts_are_accepted_behind_a_blend(
     drafting: Engine, drafts: dict[str, Any], namespace: str
 ) -> None:
     tokens = prompt_of(stored(drafting, namespace), 0)
-    if drafts["method"] != "eagle":  # whose head guesses nothing
-        assert forwards(drafting, tokens, namespace=namespace) < LONGER["max_tokens"] - 5
+    steps, drafted = forwards(drafting, tokens, namespace=namespace)
+    assert drafted > 0
+    if drafts["method"] in GUESS_RIGHT:
+        assert steps < LONGER["max_tokens"] - 5
 
 
 def test_no_draft_reads_what_another_request_left(
@@ -126,7 +169,7 @@ def test_no_draft_reads_what_another_request_left(
 
     tokens = prompt_of(stored(drafting, namespace), 3)
     drafting.reset_prefix_cache()
-    assert inside(drafting, spoil) == {"ngram": 0, "eagle": 1, "draft_model": 6}[drafts["method"]]
+    assert inside(drafting, spoil) == OWN_LAYERS[drafts["method"]]
     answer = ask(drafting, tokens, namespace=namespace, selector="none")
     assert answer.report.recomputed_tokens == 0
     assert answer.report.reused_tokens == 216
@@ -136,10 +179,10 @@ def test_no_draft_reads_what_another_request_left(
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_answers_are_those_without_drafts(
-    drafting: Engine, engine: Engine, namespace: str, options: dict[str, Any]
+    drafting: Engine, plain: Engine, namespace: str, options: dict[str, Any]
 ) -> None:
     answers = []
-    for one in (drafting, engine):
+    for one in (drafting, plain):
         tokens = prompt_of(stored(one, namespace), 1)
         answers.append(ask(one, tokens, namespace=namespace, **options))
     assert answers[0].report.reused_tokens == (0 if options is PLAIN else 216)
@@ -189,7 +232,7 @@ def test_a_conversation_finds_its_blended_blocks(
     reuse = ReuseOptions(namespace=namespace)
     second = drafting.generate(later, sampling=LONG, reuse=reuse)
     # vLLM computes the last block again that it finds, for the head to see what comes of it.
-    again = ENGINE_ARGS["block_size"] if drafts["method"] == "eagle" else 0
+    again = ENGINE_ARGS["block_size"] if drafts["method"] in ("eagle", "eagle3", "mtp") else 0
     assert second.report.cached_tokens > len(tokens) - again
     assert_same(second, ask(drafting, later, namespace=namespace))
 

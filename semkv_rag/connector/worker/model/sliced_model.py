@@ -128,7 +128,9 @@ class SlicedModel:
             ),
         ):
             ids = torch.tensor(tokens, device=self.paged.device)
-            hidden: Tensor = self._model(input_ids=ids, positions=positions + rotary_shift)
+            output = self._model(input_ids=ids, positions=positions + rotary_shift)
+        # A model that feeds an EAGLE-3 head gives hidden states of other layers beside.
+        hidden: Tensor = output[0] if isinstance(output, tuple) else output
         return hidden
 
     def _adapted(self, slices: Sequence[Slice]) -> contextlib.AbstractContextManager[None]:
