@@ -53,8 +53,8 @@ def thread_settings(ranks: int) -> dict[str, str]:
 
     * Where another worker is bound to cores, one rank is bound to the others, or to none if none is free.
     * Where OpenMP's threads have all cores, they soon sleep. GNU's OpenMP lets a thread wait for some
-      3 ms before it sleeps, in case there is more to do. Where vLLM leaves a core free nobody minds. Where
-      it does not, the engine's other processes wait meanwhile, and those of other engines.
+      3 ms before it sleeps, in case there is more to do. Where vLLM leaves a core free nobody minds.
+      Where it does not, the engine's other processes wait meanwhile, and those of other engines.
 
     What the user sets (`VLLM_CPU_OMP_THREADS_BIND`; `GOMP_SPINCOUNT`, `OMP_WAIT_POLICY`) stays as it is.
     On a GPU, and where the system does not tell a process's cores (macOS), all is left to vLLM.
