@@ -29,6 +29,9 @@ from semkv_rag.store.codecs import PLAIN, codec_named
 logger = logging.getLogger(__name__)
 
 CPU_KV_CACHE_BYTES = 4 << 30
+CPU_BLOCK_TOKENS = 32
+"""vLLM has blocks of 128 there, and finds whole blocks alone: of a chunk's left neighbour, which was
+computed just before, up to 127 tokens would be computed again. In blocks of 32 no kernel is slower."""
 STATE_BYTES = 8 << 30
 """What the image features of one namespace may take on disk."""
 
@@ -145,13 +148,21 @@ def resolve(
     config = _configuration(connected, usage)
     obstacle = config_obstacle(config)
     if obstacle is None:
-        parallel = config.parallel_config
-        if current_platform.is_cpu() and parallel.distributed_executor_backend == "mp":
-            parallel.distributed_executor_backend = EXECUTOR
+        if current_platform.is_cpu():
+            _suit_cpu(config)
         connect_images(config, enable_mm_embeds=arguments.enable_mm_embeds)
         return config, None
     logger.warning("semkv: this model is answered without reuse: %s", obstacle)
     return _configuration(arguments, usage), obstacle
+
+
+def _suit_cpu(config: VllmConfig) -> None:
+    """Change what vLLM chose for a CPU; what the user chose, or the model needs, stays."""
+    parallel, cache = config.parallel_config, config.cache_config
+    if parallel.distributed_executor_backend == "mp":
+        parallel.distributed_executor_backend = EXECUTOR
+    if not cache.user_specified_block_size and not config.model_config.use_mla:
+        cache.block_size = CPU_BLOCK_TOKENS
 
 
 def engine_arguments(model: str, given: Mapping[str, Any]) -> AsyncEngineArgs:

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from semkv_rag.engine.launch import CPU_KV_CACHE_BYTES, platform_defaults
+from semkv_rag.config import ReuseOptions
+from semkv_rag.engine.launch import (
+    CPU_BLOCK_TOKENS,
+    CPU_KV_CACHE_BYTES,
+    engine_arguments,
+    platform_defaults,
+    resolve,
+    transfer_config,
+)
 from semkv_rag.server.serve import _default_arguments
+from semkv_rag.store import place_of
+from workbench.tiny_models import build_tiny_model
 
 SIZED = ["--enforce-eager", "--kv-cache-memory-bytes", str(CPU_KV_CACHE_BYTES)]
 
@@ -36,3 +49,26 @@ def test_a_size_in_the_environment_stands(monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_the_server_gets_them_as_options(given: list[str], added: list[str]) -> None:
     assert _default_arguments(given) == added
+
+
+@pytest.mark.parametrize(
+    ("arch", "given", "tokens"),
+    [
+        ("llama", {}, CPU_BLOCK_TOKENS),
+        ("llama", {"block_size": 64}, 64),
+        ("deepseek_v2", {}, 16),  # the only ones that vLLM's kernel for latents has
+    ],
+)
+def test_blocks_are_small_unless_the_user_or_the_model_says_otherwise(
+    tmp_path: Path, arch: str, given: dict[str, Any], tokens: int
+) -> None:
+    model = build_tiny_model(arch, tmp_path / arch)
+    arguments = engine_arguments(str(model), given)
+    transfer = transfer_config(
+        place_of(tmp_path), index_url=None, reuse=ReuseOptions(), request_namespace=True
+    )
+    config, obstacle = resolve(arguments, transfer)
+    assert obstacle is None
+    assert config.cache_config.block_size == tokens
+    plain, _ = resolve(arguments, None)
+    assert plain.cache_config.block_size == given.get("block_size", tokens if tokens == 16 else 128)
