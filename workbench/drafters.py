@@ -81,12 +81,8 @@ def build_mtp_model(folder: Path) -> Path:
     norms = ("token", "hidden", "input", "post_attention", "final")
     kept = load_file(folder / "model.safetensors")
     of_norms = {f"{name}.{norm}_layernorm": wide for norm in norms}
-    biases = {
-        f"{name}.self_attn.{part}_proj.bias": torch.zeros(
-            shapes[f"{name}.self_attn.{part}_proj"][0]
-        )
-        for part in "qkv"
-    }
+    projections = [f"{name}.self_attn.{part}_proj" for part in "qkv"]
+    biases = {f"{one}.bias": torch.zeros(shapes[one][0]) for one in projections}
     return _write(folder, config, shapes, of_norms, kept | biases)
 
 

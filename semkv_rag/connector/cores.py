@@ -28,7 +28,8 @@ _ITS_PROCESSES = "VLLM::"
 
 @contextmanager
 def cores_of_its_own(ranks: int) -> Iterator[None]:
-    """What is started inside computes on cores that no other vLLM worker of this machine is bound to.
+    """What is started inside computes on cores that no other vLLM worker of this machine is bound to, or
+    gives them up soon: `thread_settings` are in its environment.
 
     Two engines that start at the same moment do not see each other.
 

@@ -161,6 +161,7 @@ def _suit_cpu(config: VllmConfig) -> None:
     parallel, cache = config.parallel_config, config.cache_config
     if parallel.distributed_executor_backend == "mp":
         parallel.distributed_executor_backend = EXECUTOR
+    # Not one of `platform_defaults`: vLLM would take it for the user's, and warn where it must not be.
     if not cache.user_specified_block_size and not config.model_config.use_mla:
         cache.block_size = CPU_BLOCK_TOKENS
 
