@@ -16,10 +16,15 @@ T = TypeVar("T")
 
 
 def inside(engine: Engine, function: Callable[[Any], T]) -> T:
-    """What `function` returns of the worker, called in the worker's process."""
+    """What `function` returns of the first worker, called in the worker's process."""
+    return in_each(engine, function)[0]
+
+
+def in_each(engine: Engine, function: Callable[[Any], T]) -> list[T]:
+    """What `function` returns of each worker, called in the worker's process."""
     assert engine._llm is not None
     answers: list[T] = engine._loop.call(engine._llm.collective_rpc(function))
-    return answers[0]
+    return answers
 
 
 def picked_positions(
@@ -35,6 +40,19 @@ def picked_positions(
         return None if picked is None else picked.rows.tolist()
 
     return inside(engine, remembered)
+
+
+def last_picked(engine: Engine) -> list[list[int]]:
+    """The rows that each rank picked for what was blended last."""
+
+    def remembered(worker: Any) -> list[int]:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        picked = get_kv_transfer_group().executor._blend_pass.picked
+        rows: list[int] = picked[next(reversed(picked))].rows.tolist()
+        return rows
+
+    return in_each(engine, remembered)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from semkv_rag.engine import Completion, Engine
 from workbench.answers import assert_same, blended, plain
 from workbench.chunks import random_tokens, store_chunks
 from workbench.engines import Engines
+from workbench.inside import last_picked
 
 OPTIONS: list[dict[str, Any]] = [
     {"ratio": 0.0},
@@ -22,6 +24,21 @@ OPTIONS: list[dict[str, Any]] = [
     {"ratio": 0.2, "selector": "deviation_x_attention"},
 ]
 
+
+def store_weighed(engine: Engine, tokens: list[list[int]]) -> None:
+    """Chunks with how much each of their tokens depends on what stands before it."""
+    contexts = random_tokens(50, 30), random_tokens(51, 30)
+    store_chunks(engine, tokens, namespace="weighed", context=contexts[0], reference=contexts[1])
+
+
+def computed(answer: Completion) -> set[int]:
+    assert answer.report.token_map is not None
+    runs = [run for span in answer.report.token_map.spans for run in span.recomputed]
+    return {token for begin, end in runs for token in range(begin, end)}
+
+
+WEIGHED: list[dict[str, Any]] = [{"ratio": ratio, "token_map": True} for ratio in (0.3, 0.5)]
+"""By attention and by what each rank has stored of its own heads."""
 
 IN_SOAK = ("deepseek_v2", "gemma3_sliding", "gpt_oss", "mistral_sliding", "paddleocr_vl")
 
@@ -43,7 +60,9 @@ def test_two_ranks_answer_as_one(
 
     with engines.own(model) as one:
         store_chunks(one, tokens, namespace="default")
+        store_weighed(one, tokens)
         expected = [blended(one, prompt, **options) for options in OPTIONS]
+        weighed = [blended(one, prompt, namespace="weighed", **options) for options in WEIGHED]
 
     first, second, *_ = sorted(os.sched_getaffinity(0))
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{first}|{second}")
@@ -56,6 +75,16 @@ def test_two_ranks_answer_as_one(
             assert_same(got, answer)
             assert got.report.recomputed_tokens == answer.report.recomputed_tokens
         assert_same(blended(two, prompt, ratio=1.0), plain(two, prompt))
+
+        store_weighed(two, tokens)
+        for options, answer in zip(WEIGHED, weighed, strict=True):
+            got = blended(two, prompt, namespace="weighed", **options)
+            first_rank, second_rank = last_picked(two)
+            assert first_rank == second_rank
+            # What is stored is rounded on each rank, so a few tokens at the margin are others.
+            alike = len(computed(got) & computed(answer)) / len(computed(answer))
+            assert alike > 0.85
+            assert got.report.risk == pytest.approx(answer.report.risk, rel=0.05)
 
         # A file that one rank cannot read: all ranks compute, and the answer is plain vLLM's.
         files = sorted(store.rglob(f"*{stored[0].id}*"))

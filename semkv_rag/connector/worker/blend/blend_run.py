@@ -159,9 +159,8 @@ class BlendRun:
             attention = yield from self._ask()
             self.stored.wait_for_all()
             if selector.weighs_layers:
-                asked = self._plan.question is not None
-                stored = self.stored.sensitivity if asked else None
-                sensitivity = None if stored is None else stored.to(attention.device)
+                if self._plan.question is not None:
+                    sensitivity = self._sensitivity()
                 self._expected = Expectation(attention, sensitivity, self._setting.total)
         if selector.needs_check_layer:
             deviation = yield from self._check()
@@ -207,6 +206,19 @@ class BlendRun:
         # The text before the first candidate saw nothing but exact KV, and is right.
         self._fresh = rows.fresh[rows.fresh > rows.candidates[0]]
         return self._setting.total(asked.squares).sqrt()
+
+    def _sensitivity(self) -> Tensor | None:
+        """The candidates' stored sensitivity, [layers, candidates]; None where no rank has it.
+
+        Each rank has stored it of its own heads, and all have to pick the same tokens.
+        """
+        layers, candidates = len(self._model.layers), len(self.rows.candidates)
+        found = torch.zeros(layers + 1, candidates, device=self.rows.positions.device)
+        if self.stored.sensitivity is not None:
+            found[:layers] = self.stored.sensitivity.square()
+            found[layers] = 1
+        found = self._setting.total(found)
+        return found[:layers].sqrt() if bool(found[layers].any()) else None
 
     def _check(self) -> Generator[Launch, None, Tensor]:
         """Run the check; the deviation of each candidate, [candidates]."""

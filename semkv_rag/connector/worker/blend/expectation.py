@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from semkv_rag.blend import SAMPLED, expected_loss, left_share, needed, pick
+from semkv_rag.blend import LOOKED_AT, SAMPLED, expected_loss, left_share, needed, pick
 from semkv_rag.connector.worker.blend.rows import BlendRows
 from semkv_rag.connector.worker.blend.seen_change import SeenChange
 from semkv_rag.connector.worker.model.read_back import ReadBack
@@ -18,7 +18,8 @@ class Expectation:
 
     Args:
         attention: what the question gives each candidate, [layers, candidates].
-        sensitivity: [layers, candidates]; None where no chunk has it stored.
+        sensitivity: over all ranks' heads, [layers, candidates]; None where no chunk has it stored.
+        total: adds up what ranks have each found of their own heads.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Expectation:
             else (attention * sensitivity)[1:].sum(0)
         )
         self.seen: SeenChange | None = None
+        self._sample = torch.zeros(0, dtype=torch.int64)
         self._change: float | None = None
 
     def watch(
@@ -49,19 +51,18 @@ class Expectation:
         if self._sensitivity is None or not len(picked):
             return
         sample = picked[pick(scores[picked], SAMPLED)]
-        self.seen = SeenChange(
-            read(rows.positions[rows.candidates[sample]]),
-            self._attention[:, sample],
-            self._sensitivity[:, sample],
-        )
+        self._sample = sample
+        self.seen = SeenChange(read(rows.positions[rows.candidates[sample]]))
 
     def take(self) -> None:
         """End the watch, over all ranks."""
         if self.seen is None:
             return
-        both = torch.stack((self.seen.changed, self.seen.expected))
-        changed, expected = self._total(both).tolist()
-        self._change = changed / expected if expected > 0 else 0.0
+        assert self._sensitivity is not None
+        attention = self._attention[LOOKED_AT, self._sample]
+        off = self._total(self.seen.squares).sqrt()[LOOKED_AT]
+        expected = float((attention * self._sensitivity[LOOKED_AT, self._sample]).sum())
+        self._change = float((attention * off).sum()) / expected if expected > 0 else 0.0
         self.seen = None
 
     def loss(self, picked: Tensor) -> float | None:

@@ -18,19 +18,17 @@ class SeenChange(Watcher):
 
     Args:
         tokens: those that are compared, [sample].
-        attention: what the question gives them, [layers, sample].
-        sensitivity: [layers, sample].
 
     Attributes:
-        changed: their V's distance from the stored, times attention, over the layers that are looked at.
-        expected: the same of their sensitivity.
+        squares: how far their V are from the stored, squared, over this rank's heads, [layers, sample]; 0
+            in layers that are not looked at.
     """
 
-    def __init__(self, tokens: ReadBack, attention: Tensor, sensitivity: Tensor) -> None:
-        self._tokens, self._attention = tokens, attention
-        self.changed = torch.zeros((), device=tokens.positions.device)
-        self.expected = (attention * sensitivity)[LOOKED_AT].sum()
-        self._looked_at = frozenset(range(len(tokens.layouts))[LOOKED_AT])
+    def __init__(self, tokens: ReadBack) -> None:
+        self._tokens = tokens
+        layers, device = len(tokens.layouts), tokens.positions.device
+        self.squares = torch.zeros(layers, len(tokens.positions), device=device)
+        self._looked_at = frozenset(range(layers)[LOOKED_AT])
 
     def see(self, index: int, positions: Tensor, keys: Tensor, values: Tensor) -> None:
         if index not in self._looked_at:
@@ -38,5 +36,4 @@ class SeenChange(Watcher):
         stored, sampled = self._tokens.values(index), self._tokens.positions
         here = torch.nonzero(torch.isin(sampled, positions)).flatten()
         rows = torch.searchsorted(positions, sampled[here])
-        off = sensitivity_of(values[rows], stored[here])
-        self.changed = self.changed + (self._attention[index, here] * off).sum()
+        self.squares[index, here] = sensitivity_of(values[rows], stored[here]).square()
