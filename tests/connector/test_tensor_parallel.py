@@ -84,7 +84,7 @@ def test_two_ranks_answer_as_one(
             # What is stored is rounded on each rank, so a few tokens at the margin are others.
             alike = len(computed(got) & computed(answer)) / len(computed(answer))
             assert alike > 0.85
-            assert got.report.risk == pytest.approx(answer.report.risk, rel=0.05)
+            assert got.report.risk == pytest.approx(answer.report.risk, rel=0.1)
 
         # A file that one rank cannot read: all ranks compute, and the answer is plain vLLM's.
         files = sorted(store.rglob(f"*{stored[0].id}*"))
