@@ -7,9 +7,13 @@ one file or test needs for itself, since it spoils its store or wants a cache of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from semkv_rag.engine import Engine
 from workbench.settings import ARGS_OF_MODEL, ENGINE_ARGS
@@ -51,3 +55,14 @@ class Engines:
         """End those that are kept."""
         while self._engines:
             self._engines.popitem()[1].close()
+
+
+@contextmanager
+def a_core_each() -> Iterator[None]:
+    """Two ranks of an engine that is started inside have a core each; else the test is skipped."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("needs a core for each of two ranks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{cores[0]}|{cores[1]}")
+        yield

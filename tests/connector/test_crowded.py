@@ -1,11 +1,12 @@
 """Many requests at once on a cache that is too small for them: preemption, chunked prefill, aborts.
 
-Every request must answer as it does alone.
+Every request must answer as it does alone, on one rank and on two.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,12 +19,13 @@ from semkv_rag.engine import Completion, Engine
 from semkv_rag.engine.completion import join
 from workbench.answers import assert_same
 from workbench.chunks import Tokens, random_tokens, store_chunks
-from workbench.engines import Engines
+from workbench.engines import Engines, a_core_each
 from workbench.inside import open_chunk_files
 from workbench.tiny_models import LATENT, THREE_ROWS, WINDOWED
 
 SAMPLING = {"temperature": 0.0, "max_tokens": 24, "logprobs": 5, "ignore_eos": True}
 REQUESTS = 32
+TWO_RANKS = "qwen3 on two ranks"
 
 
 @dataclass
@@ -37,22 +39,31 @@ class Crowd:
     scope="module",
     params=[
         "qwen3",
+        pytest.param(TWO_RANKS, marks=pytest.mark.soak),
         *(pytest.param(arch, marks=pytest.mark.soak) for arch in (*WINDOWED, *LATENT, *THREE_ROWS)),
     ],
 )
 def crowd(
     request: pytest.FixtureRequest, engines: Engines, tiny_model: Callable[[str], Path]
 ) -> Iterator[Crowd]:
+    arch = request.param.split()[0]
     # About four of the requests below fit at a time: 40 blocks of 32 tokens.
     args = {"num_gpu_blocks_override": 40, "block_size": 32, "max_num_seqs": 16}
-    if request.param in LATENT:  # on a CPU without AMX in blocks of 16, and no prompt in parts
+    if arch in LATENT:  # on a CPU without AMX in blocks of 16, and no prompt in parts
         args |= {"num_gpu_blocks_override": 80, "block_size": 16}
     else:
         args |= {"max_num_batched_tokens": 128}
-    with engines.own(tiny_model(request.param), **args) as engine:
+    with contextlib.ExitStack() as ends:
+        if request.param == TWO_RANKS:
+            ends.enter_context(a_core_each())
+            args |= {"tensor_parallel_size": 2}
+        engine = ends.enter_context(engines.own(tiny_model(arch), **args))
         assert engine.gate.servable, engine.gate.reason
         tokens = [random_tokens(seed, 70 + seed) for seed in range(6)]
-        chunks = store_chunks(engine, tokens, namespace="default")
+        contexts = random_tokens(50, 30), random_tokens(51, 30)
+        chunks = store_chunks(
+            engine, tokens, namespace="default", context=contexts[0], reference=contexts[1]
+        )
         prompts, options = [], []
         for index in range(REQUESTS):
             own = [chunks[(index + k) % 6].tokens for k in range(index % 3 + 1)]
@@ -62,12 +73,13 @@ def crowd(
             options.append(
                 [
                     ReuseOptions(ratio=0.2),
+                    ReuseOptions(ratio="auto", promise=0.01),
                     ReuseOptions(enabled=False),
                     ReuseOptions(selector="none"),
                     ReuseOptions(selector="by_chance", ratio=0.3),
                     ReuseOptions(selector="deviation_x_attention", ratio=0.2),
                     ReuseOptions(selector="kv_deviation", ratio=0.3),
-                ][index % 6]
+                ][index % 7]
             )
         yield Crowd(engine, prompts, options)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from semkv_rag.engine import Completion, Engine
 from workbench.answers import assert_same, blended, plain
 from workbench.chunks import random_tokens, store_chunks
-from workbench.engines import Engines
+from workbench.engines import Engines, a_core_each
 from workbench.inside import last_picked
 
 OPTIONS: list[dict[str, Any]] = [
@@ -46,13 +45,11 @@ IN_SOAK = ("deepseek_v2", "gemma3_sliding", "gpt_oss", "mistral_sliding", "paddl
 @pytest.mark.parametrize(
     "arch", ["qwen3", *(pytest.param(arch, marks=pytest.mark.soak) for arch in IN_SOAK)]
 )
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a core for each of two ranks")
 def test_two_ranks_answer_as_one(
     arch: str,
     engines: Engines,
     tiny_model: Callable[[str], Path],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = tiny_model(arch)
     tokens = [random_tokens(seed, 60 + seed) for seed in range(3)]
@@ -64,10 +61,8 @@ def test_two_ranks_answer_as_one(
         expected = [blended(one, prompt, **options) for options in OPTIONS]
         weighed = [blended(one, prompt, namespace="weighed", **options) for options in WEIGHED]
 
-    first, second, *_ = sorted(os.sched_getaffinity(0))
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{first}|{second}")
     store = tmp_path / "two"
-    with engines.own(model, store=store, tensor_parallel_size=2) as two:
+    with a_core_each(), engines.own(model, store=store, tensor_parallel_size=2) as two:
         assert two.gate.servable, two.gate.reason
         stored = store_chunks(two, tokens, namespace="default")
         for options, answer in zip(OPTIONS, expected, strict=True):
