@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from semkv_rag.cli.deep.equality import TOLERANCES, check_equality
 from semkv_rag.cli.deep.inside import RUNS, check_attention, check_copying, check_layout
-from semkv_rag.cli.deep.prompts import largest_difference
+from semkv_rag.cli.deep.prompts import Stored, largest_difference, store_prompt
 from semkv_rag.cli.deep.run import _guarded
 from semkv_rag.cli.deep.table import in_words_of
 from semkv_rag.config import ReuseOptions
@@ -179,6 +180,45 @@ def test_answers_that_part(sound: Engine) -> None:
     one, other = (plain(sound, prompt) for prompt in prompts)
     assert largest_difference(one, one) == 0
     assert largest_difference(one, other) > 0.1
+
+
+@pytest.fixture(scope="module")
+def prompt(sound: Engine) -> Stored:
+    return store_prompt(sound, seed=1000, length=1000)
+
+
+def test_a_blend_that_is_wrong(sound: Engine, prompt: Stored) -> None:
+    (about,) = sound.probe("about")
+    equal = check_equality(sound, about, prompt)
+    assert (equal.status, list(equal.figures)) == (
+        "ok",
+        ["largest_difference_nats", "reused_tokens"],
+    )
+
+    def doubled(worker: Any) -> None:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        tap = get_kv_transfer_group().executor._blend_pass.setting.model.tap
+        write = tap.write
+        tap.write = lambda index, keys, values, slots: write(index, keys, 2 * values, slots)
+
+    sound.reset_prefix_cache()
+    found = broken(sound, doubled, lambda: check_equality(sound, about, prompt))
+    assert found.status == "fail"
+    assert found.figures["largest_difference_of_plain_nats"] < 0.001
+
+
+def test_plain_prefill_that_is_cut_otherwise(
+    sound: Engine, prompt: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (about,) = sound.probe("about")
+    monkeypatch.setitem(TOLERANCES, "float32", 0.0)
+    sound.reset_prefix_cache()
+    found = check_equality(sound, about, prompt)
+    off, own = (found.figures[f"largest_difference{of}_nats"] for of in ("", "_of_plain"))
+    assert off > 0
+    assert own > 0, "it is cut, and rounded otherwise"
+    assert found.status == ("ok" if off <= 2 * own else "fail")
 
 
 def test_probes_leave_answers_alone(sound: Engine) -> None:

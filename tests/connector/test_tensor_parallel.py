@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from semkv_rag.connector.worker.gate import ON_ANOTHER_RANK
 from semkv_rag.engine import Completion, Engine
 from workbench.answers import assert_same, blended, plain
 from workbench.chunks import random_tokens, store_chunks
 from workbench.engines import Engines, a_core_each
-from workbench.inside import last_picked
+from workbench.inside import in_each, last_picked
 
 OPTIONS: list[dict[str, Any]] = [
     {"ratio": 0.0},
@@ -28,6 +29,29 @@ def store_weighed(engine: Engine, tokens: list[list[int]]) -> None:
     """Chunks with how much each of their tokens depends on what stands before it."""
     contexts = random_tokens(50, 30), random_tokens(51, 30)
     store_chunks(engine, tokens, namespace="weighed", context=contexts[0], reference=contexts[1])
+
+
+def gates_refuse(engine: Engine) -> list[str | None]:
+    """Why the gate refuses on each rank, where the second cannot see a layer's keys."""
+
+    def run(worker: Any) -> str | None:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        from semkv_rag.connector.worker.gate import run_gate
+
+        blend_pass = get_kv_transfer_group().executor._blend_pass
+        tap = blend_pass.setting.model.tap
+        impl = tap._layers[1].attention.impl
+        tapped = impl.do_kv_cache_update
+        if worker.rank == 1:
+            impl.do_kv_cache_update = tap._update[1]
+        try:
+            dtype = worker.model_runner.dtype
+            return run_gate(blend_pass, vocabulary=480, block_size=32, blocks=9, dtype=dtype).reason
+        finally:
+            impl.do_kv_cache_update = tapped
+
+    return in_each(engine, run)
 
 
 def computed(answer: Completion) -> set[int]:
@@ -90,3 +114,9 @@ def test_two_ranks_answer_as_one(
         assert torn.report.reused_tokens == 0
         assert torn.report.reason is not None
         assert_same(torn, plain(two, prompt))
+
+        # A layer whose keys the second rank cannot see: the gate refuses on both, and neither waits.
+        first_rank, second_rank = gates_refuse(two)
+        assert first_rank == ON_ANOTHER_RANK
+        assert second_rank is not None
+        assert "it writes KV itself" in second_rank

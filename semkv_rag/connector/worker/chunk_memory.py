@@ -19,18 +19,22 @@ left before all of it was read, do not stay.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from semkv_rag.connector.worker.arena import Arena
 from semkv_rag.errors import ChunkFileError
 from semkv_rag.store import ChunkFile
 from semkv_rag.store.codecs import EncodedLayer
+
+logger = logging.getLogger(__name__)
 
 READ_BYTES = 2 << 20
 """Read and verified at a time, or one layer: what was read is still in the processor's cache then."""
@@ -252,3 +256,18 @@ class ChunkMemory:
         if self._chunks.get(kept.key) is kept:
             del self._chunks[kept.key]
         self._arena.give(kept.begin, len(kept.memory))
+
+
+def made_chunk_memory(size_bytes: int, device: torch.device) -> ChunkMemory | None:
+    """Memory for chunks; None where none is wanted or there is no room for it.
+
+    Args:
+        device: the model's.
+    """
+    if not size_bytes:
+        return None
+    try:
+        return ChunkMemory(Arena(size_bytes, pinned=device.type == "cuda"))
+    except MemoryError as error:
+        logger.warning("semkv: chunks are not kept in memory: %s", error)
+        return None

@@ -17,7 +17,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
 from vllm.config import VllmConfig
 from vllm.distributed import (
     get_tensor_model_parallel_rank,
@@ -36,7 +35,6 @@ from semkv_rag.connector.messages import (
     WorkerResults,
 )
 from semkv_rag.connector.threads import beside_model, pool_beside_model
-from semkv_rag.connector.worker.arena import Arena
 from semkv_rag.connector.worker.blend.blend_pass import BlendPass
 from semkv_rag.connector.worker.blend.blend_queue import BlendQueue
 from semkv_rag.connector.worker.blend.setting import BlendSetting
@@ -44,8 +42,8 @@ from semkv_rag.connector.worker.blend.stored_kv import LostKV, LostSources, Sour
 from semkv_rag.connector.worker.capture.capture import ChunkCapture
 from semkv_rag.connector.worker.capture.lull import Lull
 from semkv_rag.connector.worker.chunk_files import ChunkFiles
-from semkv_rag.connector.worker.chunk_memory import ChunkMemory
-from semkv_rag.connector.worker.gate import run_gate
+from semkv_rag.connector.worker.chunk_memory import made_chunk_memory
+from semkv_rag.connector.worker.gate import agreed, run_gate
 from semkv_rag.connector.worker.load_check import checked_loading
 from semkv_rag.connector.worker.model.adapters import Adapters, adapters_of
 from semkv_rag.connector.worker.model.block_layout import find_layouts
@@ -111,58 +109,72 @@ class BlendExecutor:
 
     def bind(self, runner: Any) -> None:
         """Take the model runner, whose paged cache is allocated, and pass the gate."""
+        reason = None
         try:
-            groups = runner.kv_cache_config.kv_cache_groups
-            if len(groups) != 1:
-                raise Unservable(f"its cache has {len(groups)} groups (hybrid cache)")
-            if not keeps_all(groups[0].kv_cache_spec):
-                raise Unservable("vLLM drops blocks of its cache that are outside of a window")
-            layers = model_layers(runner.get_model(), self._config)
-            rank = get_tensor_model_parallel_rank()
-            ranks = get_tensor_model_parallel_world_size()
-            block_size = self._config.cache_config.block_size
-            tap, paged = KVTap(layers), PagedKV(runner, block_size)
-            layouts = find_layouts(layers, tap, paged, runner.dtype)
-            by_token = any(layer.by_token for layer in layers)
-            scattered = ScatteredAttention(runner, self._config, paged, by_token=by_token)
-            for layer in layers:
-                if isinstance(layer, LatentLayer):
-                    attend_to_context(layer)
-            self._adapters = adapters_of(runner, self._config)
-            model = SlicedModel(
-                runner.get_model(), layers, tap, paged, scattered, self._config, self._adapters
-            )
-            self._blend_pass = BlendPass(
-                BlendSetting(
-                    model=model,
-                    piece_tokens=self._config.scheduler_config.max_num_batched_tokens,
-                    layouts=layouts,
-                    total=tensor_model_parallel_all_reduce,
-                    ranks=ranks,
-                    loading=pool_beside_model(1, "semkv-load"),
-                )
-            )
-            memory = self._chunk_memory(self._ram_bytes // ranks, runner.device)
-            shapes = [layer.kv_shapes for layer in layers]
-            files = files_of(self._place, beside_model)
-            self._files = ChunkFiles(files, rank, shapes, memory)
-            has_ahead = memory is not None or self._place.objects is not None
-            self._is_first = rank == 0
-            self._ahead = ReadingAhead(self._files) if has_ahead else None
-            draft_kv = DraftKV(runner, self._config, layers, paged)
-            self._queue = BlendQueue(self._blend_pass, self._open, draft_kv)
-            self._spoiling = Spoiling(paged, layouts)
-            self._capture = self._make_capture(
-                files, paged, layouts, rank, ranks, adapters=self._adapters
-            )
-            self.gate = self._pass_gate(runner, self._blend_pass)
-        except Unservable as reason:
-            self.gate = GateReport(False, str(reason))
+            self._take_runner(runner)
+        except Unservable as refusal:
+            reason = str(refusal)
         except Exception as error:
             logger.exception("The gate failed; the engine runs without reuse")
-            self.gate = GateReport(False, f"the gate failed: {error!r}")
+            reason = f"the gate failed: {error!r}"
+        reason = agreed(reason, tensor_model_parallel_all_reduce, runner.device)
+        if reason is None:
+            assert self._blend_pass is not None
+            self.gate = self._pass_gate(runner, self._blend_pass)
+        else:
+            self.gate = GateReport(False, reason)
         if not self.gate.servable:
             logger.warning("semkv: this model is answered without reuse: %s", self.gate.reason)
+
+    def _take_runner(self, runner: Any) -> None:
+        """Make all parts, of the runner's model and cache.
+
+        Raises:
+            Unservable: they cannot be served with reuse.
+        """
+        groups = runner.kv_cache_config.kv_cache_groups
+        if len(groups) != 1:
+            raise Unservable(f"its cache has {len(groups)} groups (hybrid cache)")
+        if not keeps_all(groups[0].kv_cache_spec):
+            raise Unservable("vLLM drops blocks of its cache that are outside of a window")
+        layers = model_layers(runner.get_model(), self._config)
+        rank = get_tensor_model_parallel_rank()
+        ranks = get_tensor_model_parallel_world_size()
+        block_size = self._config.cache_config.block_size
+        tap, paged = KVTap(layers), PagedKV(runner, block_size)
+        layouts = find_layouts(layers, tap, paged, runner.dtype)
+        by_token = any(layer.by_token for layer in layers)
+        scattered = ScatteredAttention(runner, self._config, paged, by_token=by_token)
+        for layer in layers:
+            if isinstance(layer, LatentLayer):
+                attend_to_context(layer)
+        self._adapters = adapters_of(runner, self._config)
+        model = SlicedModel(
+            runner.get_model(), layers, tap, paged, scattered, self._config, self._adapters
+        )
+        self._blend_pass = BlendPass(
+            BlendSetting(
+                model=model,
+                piece_tokens=self._config.scheduler_config.max_num_batched_tokens,
+                layouts=layouts,
+                total=tensor_model_parallel_all_reduce,
+                ranks=ranks,
+                loading=pool_beside_model(1, "semkv-load"),
+            )
+        )
+        memory = made_chunk_memory(self._ram_bytes // ranks, runner.device)
+        shapes = [layer.kv_shapes for layer in layers]
+        files = files_of(self._place, beside_model)
+        self._files = ChunkFiles(files, rank, shapes, memory)
+        has_ahead = memory is not None or self._place.objects is not None
+        self._is_first = rank == 0
+        self._ahead = ReadingAhead(self._files) if has_ahead else None
+        draft_kv = DraftKV(runner, self._config, layers, paged)
+        self._queue = BlendQueue(self._blend_pass, self._open, draft_kv)
+        self._spoiling = Spoiling(paged, layouts)
+        self._capture = self._make_capture(
+            files, paged, layouts, rank, ranks, adapters=self._adapters
+        )
 
     def _pass_gate(self, runner: Any, blend_pass: BlendPass) -> GateReport:
         """Pass the gate with the kernel for scattered rows; where it does not run, or is not right, with
@@ -191,15 +203,6 @@ class BlendExecutor:
                 model.loading = checked_loading(blend_pass.setting, blocks, runner.dtype)
                 break
         return gate
-
-    def _chunk_memory(self, size_bytes: int, device: torch.device) -> ChunkMemory | None:
-        if not size_bytes:
-            return None
-        try:
-            return ChunkMemory(Arena(size_bytes, pinned=device.type == "cuda"))
-        except MemoryError as error:
-            logger.warning("semkv: chunks are not kept in memory: %s", error)
-            return None
 
     # ---- a step ----------------------------------------------------------------------------
 

@@ -12,11 +12,13 @@ Run once per worker, at start-up, on a few dozen tokens in blocks that nothing u
 6. the attention of layers with a sliding window or sinks, over random KV that is longer than the window,
    is what a dense reference gives.
 
-A model that fails is answered plainly, and the reason is said once.
+A model that fails is answered plainly, and the reason is said once. Where there are several ranks, they
+agree on each check before the next: one that went on alone would wait for the others forever.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
@@ -44,6 +46,22 @@ TOLERANCES = {torch.float32: 0.005, torch.float16: 0.05, torch.bfloat16: 0.15}
 # layer to layer. In the 30 layers of SmolLM2-135M values are at most 0.11 off, keys by a wrong rotation
 # at least 0.36.
 DRIFT_8_BITS = 0.3
+
+
+ON_ANOTHER_RANK = "it was refused on another rank"
+
+
+def agreed(
+    reason: str | None, total: Callable[[Tensor], Tensor], device: torch.device
+) -> str | None:
+    """Why a model is refused, on whichever rank; called on all of them at once.
+
+    Args:
+        reason: this rank's.
+        total: adds up what ranks have each found.
+    """
+    refused = torch.full((1,), float(reason is not None), device=device)
+    return (reason or ON_ANOTHER_RANK) if float(total(refused)) else None
 
 
 class _MemorySource:
@@ -74,7 +92,11 @@ def run_gate(
     if needed >= blocks:
         return GateReport(False, f"the KV cache has {blocks} blocks, the gate needs {needed + 1}")
     gate = _Gate(blend_pass, vocabulary, list(range(1, needed + 1)), TOLERANCES[dtype])
-    reason = gate.find_rotation() or gate.check_blends() or gate.check_masks(blocks, dtype)
+    reason = (
+        gate.agreed(gate.find_rotation())
+        or gate.check_blends()
+        or gate.agreed(gate.check_masks(blocks, dtype))
+    )
     return GateReport(reason is None, reason, float(f"{gate.largest_error:.2g}"))
 
 
@@ -92,12 +114,16 @@ class _Gate:
         self._tokens = torch.randint(vocabulary, (count,), generator=generator).tolist()
         self._covered = PREFIX_TOKENS + CHUNK_TOKENS
 
+    def agreed(self, reason: str | None) -> str | None:
+        """Of all ranks."""
+        return agreed(reason, self._pass.setting.total, self._blocks.device)
+
     def find_rotation(self) -> str | None:
         chunk = self._tokens[PREFIX_TOKENS : self._covered]
         here, _ = self._computed(chunk, 0)
+        there, _ = self._computed(chunk, SHIFT)
         if len(here) < len(self._model.layers):
             return "not all of its layers hand their keys to the cache: it writes KV itself"
-        there, _ = self._computed(chunk, SHIFT)
         for index, layer in enumerate(self._model.layers):
             (keys, values), (moved_keys, moved_values) = here[index], there[index]
             drifts = index > 0 and layer.attention.kv_cache_dtype.startswith("fp8")
@@ -151,8 +177,10 @@ class _Gate:
             positions = torch.arange(self._covered, len(self._tokens), device=self._blocks.device)
             asked = Slice(self._tokens[self._covered :], self._blocks, positions)
             hidden = self._model.forward([asked])
-            if not self._close(hidden.reshape(QUESTION_TOKENS, -1), plain[self._covered :]):
-                return f"a blend that {what} does not give what plain prefill gives"
+            same = self._close(hidden.reshape(QUESTION_TOKENS, -1), plain[self._covered :])
+            wrong = f"a blend that {what} does not give what plain prefill gives"
+            if reason := self.agreed(None if same else wrong):
+                return reason
         return None
 
     def check_masks(self, blocks: int, dtype: torch.dtype) -> str | None:
