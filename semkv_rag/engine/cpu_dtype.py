@@ -1,4 +1,4 @@
-"""Which numbers a CPU computes with fast: bfloat16 needs AVX-512 or better on x86."""
+"""Which numbers a CPU computes with fast: bfloat16 needs instructions of its own on x86."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def slow_dtype(config: VllmConfig) -> str | None:
         return None
     name = str(dtype).removeprefix("torch.")
     return (
-        f"this CPU has no AVX-512 and computes {name} several times slower than float32: "
-        "start and precompute with dtype=float32 (twice the memory and disk), or use a CPU that has it"
+        f"this CPU has neither AVX512_BF16 nor AMX and computes {name} two to several times slower than "
+        "float32: start and precompute with dtype=float32 (twice the memory and disk), or use a CPU that "
+        "has one of them"
     )
 
 
@@ -31,4 +32,5 @@ def _halves_are_fast() -> bool:
     """Whether numbers of 16 bits are multiplied as fast as float32."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return True
-    return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    has = torch.cpu.get_capabilities()
+    return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
