@@ -212,6 +212,10 @@ class StepMetadata(KVConnectorMetadata):
     __repr__ = anon_repr
 
 
+ON_ANOTHER_RANK = "a chunk file could not be read on another rank"
+"""Why a blend failed, where another rank knows why."""
+
+
 @dataclass(frozen=True)
 class BlendResult:
     """How one request's blend ended.
@@ -245,12 +249,14 @@ class WorkerResults(KVConnectorWorkerMetadata):
     adapters: dict[int, str] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerResults:
-        """One rank's failure is everybody's: all ranks prefill when one cannot load."""
+        """One rank's failure is everybody's: all ranks prefill when one cannot load. The rank that knows
+        why tells it."""
         assert isinstance(other, WorkerResults)
         merged = dict(self.blends)
         for request_id, result in other.blends.items():
-            if request_id not in merged or result.error is not None:
-                merged[request_id] = result
+            own = merged.get(request_id)
+            if own is None or own.error in (None, ON_ANOTHER_RANK):
+                merged[request_id] = own if own and result.error is None else result
         stall_s = other.stall_s if self.stall_s is None else self.stall_s
         return WorkerResults(merged, stall_s, {**self.adapters, **other.adapters})
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.ec_transfer import get_ec_transfer, has_ec_transfer
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 
 from semkv_rag.connector.connector import SemKVConnector
@@ -81,6 +82,18 @@ class SemKVWorker(PlatformWorker):
         executor = _executor()
         assert executor is not None and executor.gate.servable
         return executor.probe(name, size, self.model_runner)
+
+    def semkv_add_lora(self, fields: dict[str, Any]) -> str | None:
+        """Load an adapter; why it cannot be, in words, or None.
+
+        Args:
+            fields: of vLLM's `LoRARequest`.
+        """
+        try:
+            self.add_lora(LoRARequest(**fields))
+        except Exception as error:
+            return str(error) or repr(error)
+        return None
 
     def semkv_take_captures(self) -> list[dict[str, Any]]:
         """The fields of `Captured`, for chunks whose capture ended and that nobody was told of."""

@@ -34,6 +34,7 @@ from semkv_rag.engine.caller import (
     wishes_of,
 )
 from semkv_rag.engine.image_inputs import keep_images
+from semkv_rag.engine.launch import WORKER
 from semkv_rag.engine.looked_up import LooksUp
 from semkv_rag.engine.mapping import completed
 from semkv_rag.engine.outcome import Outcome, looking_on
@@ -188,6 +189,25 @@ class ReportingLLM(AsyncLLM):
             self._of_namespace[namespace] -= 1
             if not self._of_namespace[namespace]:
                 del self._of_namespace[namespace]
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """As vLLM's, also where several ranks cannot load it.
+
+        vLLM 0.32 hears one rank's error, takes the others' for answers to what it asks next, and stops.
+        So no rank raises, and they are asked what went wrong.
+
+        Raises:
+            ValueError: it cannot be loaded.
+        """
+        parallel = self.vllm_config.parallel_config
+        if parallel.world_size == 1 or parallel.worker_cls != WORKER:
+            return bool(await super().add_lora(lora_request))
+        fields = {name: getattr(lora_request, name) for name in lora_request.__struct_fields__}
+        errors = [e for e in await self.collective_rpc("semkv_add_lora", args=(fields,)) if e]
+        if errors:
+            await self.remove_lora(lora_request.lora_int_id)  # some ranks may have it
+            raise ValueError(errors[0])
+        return True
 
     async def load_adapter(self, lora: LoRARequest) -> None:
         """Have an adapter loaded before a request names it: one that cannot be would stop the engine.

@@ -30,7 +30,7 @@ from tests.reference import ReferenceModel, masked
 from workbench.adapters import build_adapter, merge
 from workbench.answers import SAMPLING, assert_same, blended, plain
 from workbench.chunks import Tokens, random_tokens, store_chunks
-from workbench.engines import Engines
+from workbench.engines import Engines, a_core_each
 from workbench.inside import picked_positions
 from workbench.settings import ENGINE_ARGS
 from workbench.tiered import tiered
@@ -347,6 +347,22 @@ def test_what_is_no_adapter_is_refused(owned: dict[str, Owned], tmp_path: Path) 
         with pytest.raises(OptionError, match="vLLM does not load the LoRA adapter wrong"):
             engine.generate(tokens, lora_request=lora)
     assert blended(engine, tokens, ratio=1.0).report.kv_cache == "hit"
+
+
+@pytest.mark.soak
+def test_what_no_rank_loads_stops_no_engine(
+    base: Path, folders: dict[str, Path], engines: Engines, tmp_path: Path
+) -> None:
+    prompt = random_tokens(5, 90)
+    (tmp_path / "empty").mkdir()
+    with a_core_each(), engines.own(base, tensor_parallel_size=2, **LORA) as engine:
+        wrong = LoRARequest("wrong", 9, str(tmp_path / "empty"))
+        with pytest.raises(OptionError, match="vLLM does not load the LoRA adapter wrong"):
+            engine.generate(prompt, lora_request=wrong)
+        # The number is free again, and the engine answers.
+        name, folder = next(iter(folders.items()))
+        answer = plain(engine, prompt, LoRARequest(name, 9, str(folder)))
+        assert answer.token_ids != plain(engine, prompt).token_ids
 
 
 def test_an_engine_without_adapters_says_what_to_pass(

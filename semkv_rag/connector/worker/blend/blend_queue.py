@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable
 
 import torch
 
-from semkv_rag.connector.messages import BlendResult, BlendTask
+from semkv_rag.connector.messages import ON_ANOTHER_RANK, BlendResult, BlendTask
 from semkv_rag.connector.worker.blend.blend_pass import Blend, BlendPass
 from semkv_rag.connector.worker.blend.launch import Launch
 from semkv_rag.connector.worker.blend.stored_kv import LostKV, Sources
@@ -188,7 +188,7 @@ class BlendQueue:
             if round(settled) < setting.ranks:
                 continue
             if round(faults):
-                elsewhere = LostKV("a chunk file could not be read on another rank")
+                elsewhere = LostKV(ON_ANOTHER_RANK)
                 self._fail(blend.task, blend.stored.fault or elsewhere)
             else:
                 self._sound.add(blend.task.request_id)
