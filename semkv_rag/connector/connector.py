@@ -43,7 +43,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from semkv_rag.config import ReuseOptions
 from semkv_rag.connector.capture_results import ADDRESS_KEY, CaptureTeller
 from semkv_rag.connector.fingerprint import config_fingerprint
-from semkv_rag.connector.messages import StepMetadata, WorkerHandshake, WorkerResults
+from semkv_rag.connector.messages import (
+    StepMetadata,
+    WorkerHandshake,
+    WorkerResults,
+    of_all_ranks,
+)
 from semkv_rag.connector.metrics import ReuseMetrics, ReuseStats
 from semkv_rag.connector.orphan import WRITING_S, end_with_parent
 from semkv_rag.connector.scheduler.catalogue import Catalogue
@@ -156,7 +161,7 @@ class SemKVConnector(KVConnectorBase_V1):
         self, metadata: dict[int, KVConnectorHandshakeMetadata]
     ) -> None:
         gates = [part.gate for part in metadata.values() if isinstance(part, WorkerHandshake)]
-        self.planner.gate = next((gate for gate in gates if not gate.servable), gates[0])
+        self.planner.gate = of_all_ranks(gates)
 
     def on_new_request(self, request: Request) -> None:
         self._precedence.arrived(request)

@@ -11,6 +11,7 @@ What a request says of itself, and its report, travel under the keys in `semkv_r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -40,6 +41,17 @@ class GateReport:
     servable: bool
     reason: str | None = None
     largest_error: float = 0.0
+
+
+REFUSED_ON_ANOTHER_RANK = "it was refused on another rank"
+"""Why a rank's gate refuses, where another rank knows why."""
+
+
+def of_all_ranks(gates: Sequence[GateReport]) -> GateReport:
+    """What the gates of all ranks found, at least one: one that refuses and knows why, if any does."""
+    refused = [gate for gate in gates if not gate.servable]
+    known = [gate for gate in refused if gate.reason != REFUSED_ON_ANOTHER_RANK]
+    return next(iter(known or refused or gates))
 
 
 @dataclass(frozen=True)

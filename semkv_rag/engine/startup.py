@@ -16,7 +16,7 @@ from vllm.config import VllmConfig
 from semkv_rag.connector.capture_results import ADDRESS_KEY, CaptureResults
 from semkv_rag.connector.cores import cores_of_its_own
 from semkv_rag.connector.fingerprint import config_fingerprint
-from semkv_rag.connector.messages import GateReport
+from semkv_rag.connector.messages import GateReport, of_all_ranks
 from semkv_rag.engine.client import ReportingLLM
 from semkv_rag.engine.cpu_dtype import slow_dtype
 from semkv_rag.engine.llm_capturer import LLMCapturer
@@ -120,9 +120,8 @@ def _capture_results(config: VllmConfig) -> CaptureResults | None:
 
 
 async def _ask_gate(llm: Any) -> GateReport:
-    """What the gates of all ranks found: the first that refuses, if any."""
-    reports = [GateReport(**fields) for fields in await llm.collective_rpc("semkv_gate")]
-    return next((report for report in reports if not report.servable), reports[0])
+    """What the gates of all ranks found."""
+    return of_all_ranks([GateReport(**one) for one in await llm.collective_rpc("semkv_gate")])
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from semkv_rag.connector.worker.gate import ON_ANOTHER_RANK
+from semkv_rag.connector.messages import REFUSED_ON_ANOTHER_RANK, GateReport, of_all_ranks
 from semkv_rag.engine import Completion, Engine
 from workbench.answers import assert_same, blended, plain
 from workbench.chunks import random_tokens, store_chunks
@@ -119,6 +119,8 @@ def test_two_ranks_answer_as_one(
 
         # A layer whose keys the second rank cannot see: the gate refuses on both, and neither waits.
         first_rank, second_rank = gates_refuse(two)
-        assert first_rank == ON_ANOTHER_RANK
+        assert first_rank == REFUSED_ON_ANOTHER_RANK
         assert second_rank is not None
         assert "it writes KV itself" in second_rank
+        both = [GateReport(False, reason) for reason in (first_rank, second_rank)]
+        assert of_all_ranks(both).reason == second_rank

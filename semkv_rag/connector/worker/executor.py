@@ -43,7 +43,7 @@ from semkv_rag.connector.worker.capture.capture import ChunkCapture
 from semkv_rag.connector.worker.capture.lull import Lull
 from semkv_rag.connector.worker.chunk_files import ChunkFiles
 from semkv_rag.connector.worker.chunk_memory import made_chunk_memory
-from semkv_rag.connector.worker.gate import agreed, run_gate
+from semkv_rag.connector.worker.gate import agreed, run_gate, why_not
 from semkv_rag.connector.worker.load_check import checked_loading
 from semkv_rag.connector.worker.model.adapters import Adapters, adapters_of
 from semkv_rag.connector.worker.model.block_layout import find_layouts
@@ -109,19 +109,14 @@ class BlendExecutor:
 
     def bind(self, runner: Any) -> None:
         """Take the model runner, whose paged cache is allocated, and pass the gate."""
-        reason = None
-        try:
-            self._take_runner(runner)
-        except Unservable as refusal:
-            reason = str(refusal)
-        except Exception as error:
-            logger.exception("The gate failed; the engine runs without reuse")
-            reason = f"the gate failed: {error!r}"
-        reason = agreed(reason, tensor_model_parallel_all_reduce, runner.device)
+        reason = agreed(
+            why_not(partial(self._take_runner, runner)),
+            tensor_model_parallel_all_reduce,
+            runner.device,
+        )
         if reason is None:
-            assert self._blend_pass is not None
-            self.gate = self._pass_gate(runner, self._blend_pass)
-        else:
+            reason = why_not(partial(self._pass_gate, runner))
+        if reason is not None:
             self.gate = GateReport(False, reason)
         if not self.gate.servable:
             logger.warning("semkv: this model is answered without reuse: %s", self.gate.reason)
@@ -176,9 +171,11 @@ class BlendExecutor:
             files, paged, layouts, rank, ranks, adapters=self._adapters
         )
 
-    def _pass_gate(self, runner: Any, blend_pass: BlendPass) -> GateReport:
+    def _pass_gate(self, runner: Any) -> None:
         """Pass the gate with the kernel for scattered rows; where it does not run, or is not right, with
         the backend's own attention."""
+        assert self._blend_pass is not None
+        blend_pass = self._blend_pass
         model = blend_pass.setting.model
         attentions: list[Attention] = [model.attention]
         try:
@@ -202,7 +199,7 @@ class BlendExecutor:
                 blocks = runner.kv_cache_config.num_blocks
                 model.loading = checked_loading(blend_pass.setting, blocks, runner.dtype)
                 break
-        return gate
+        self.gate = gate
 
     # ---- a step ----------------------------------------------------------------------------
 

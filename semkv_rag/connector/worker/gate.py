@@ -18,6 +18,7 @@ agree on each check before the next: one that went on alone would wait for the o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -25,12 +26,15 @@ import torch
 from torch import Tensor
 
 from semkv_rag.config import ReuseOptions
-from semkv_rag.connector.messages import BlendTask, GateReport
+from semkv_rag.connector.messages import REFUSED_ON_ANOTHER_RANK, BlendTask, GateReport
 from semkv_rag.connector.worker.attention_check import attention_error, scattered
 from semkv_rag.connector.worker.blend.blend_pass import BlendPass
+from semkv_rag.connector.worker.model.model_view import Unservable
 from semkv_rag.connector.worker.model.slice import Slice
 from semkv_rag.reuse import ReusePlan, Span
 from semkv_rag.store.codecs import PLAIN, EncodedLayer, codec_named
+
+logger = logging.getLogger(__name__)
 
 CHUNK_TOKENS = 40
 PREFIX_TOKENS = 7
@@ -48,9 +52,6 @@ TOLERANCES = {torch.float32: 0.005, torch.float16: 0.05, torch.bfloat16: 0.15}
 DRIFT_8_BITS = 0.3
 
 
-ON_ANOTHER_RANK = "it was refused on another rank"
-
-
 def agreed(
     reason: str | None, total: Callable[[Tensor], Tensor], device: torch.device
 ) -> str | None:
@@ -61,7 +62,19 @@ def agreed(
         total: adds up what ranks have each found.
     """
     refused = torch.full((1,), float(reason is not None), device=device)
-    return (reason or ON_ANOTHER_RANK) if float(total(refused)) else None
+    return (reason or REFUSED_ON_ANOTHER_RANK) if float(total(refused)) else None
+
+
+def why_not(attempt: Callable[[], None]) -> str | None:
+    """Why an attempt to serve a model with reuse did not succeed, in words, or None."""
+    try:
+        attempt()
+    except Unservable as reason:
+        return str(reason)
+    except Exception as error:
+        logger.exception("The gate failed; the engine runs without reuse")
+        return f"the gate failed: {error!r}"
+    return None
 
 
 class _MemorySource:
