@@ -50,6 +50,7 @@ def check_storing_over_http(server: Server) -> None:
         server.base_url.removesuffix("/v1") + "/semkv/v1/forget",
         json={"model": "c", "sources": ["two"]},
         headers={"Authorization": f"Bearer {server.api_key}"},
+        timeout=60,
     )
     assert answer.status_code == 400
     assert f"it has {server.model}, a, b" in answer.text

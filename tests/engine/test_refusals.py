@@ -73,7 +73,7 @@ def written(value: object) -> Iterator[bytes]:
 @pytest.fixture
 def client(port: int) -> Iterator[httpx.Client]:
     headers = {"x-api-key": "key"}
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as client:
         yield client
 
 

@@ -26,6 +26,7 @@ def samples(server: Server) -> list[Sample]:
     answer = httpx.get(
         server.base_url.removesuffix("/v1") + "/metrics",
         headers={"Authorization": f"Bearer {server.operator_key}"},
+        timeout=60,
     )
     assert answer.status_code == 200
     families = text_string_to_metric_families(answer.text)

@@ -105,18 +105,18 @@ def test_what_concerns_all_is_the_operator_s(server: Server) -> None:
     url = server.base_url.removesuffix("/v1")
     for path in ("/metrics", "/load", "/openapi.json", "/v1/responses/resp_1"):
         statuses = {
-            key: httpx.get(url + path, headers={"X-API-Key": key}).status_code
+            key: httpx.get(url + path, headers={"X-API-Key": key}, timeout=60).status_code
             for key in ("nobody's", server.tenant_key, server.operator_key)
         }
         assert list(statuses.values())[:2] == [401, 403]
         assert statuses[server.operator_key] in (200, 404)
-    assert httpx.get(url + "/health").status_code == 200
+    assert httpx.get(url + "/health", timeout=60).status_code == 200
 
 
 def test_info_tells_of_nobody_else(engine: Engine, server: Server) -> None:
     def info(key: str) -> dict[str, Any]:
         url = server.base_url.removesuffix("/v1") + "/semkv/v1/info"
-        told: dict[str, Any] = httpx.get(url, headers={"X-API-Key": key}).json()
+        told: dict[str, Any] = httpx.get(url, headers={"X-API-Key": key}, timeout=60).json()
         return told
 
     before, theirs = info(server.tenant_key), info(server.api_key)

@@ -281,6 +281,7 @@ def test_outcomes_are_told_of_ones_own_prompts(engine: Engine, server: Server) -
                 server.base_url.removesuffix("/v1") + "/semkv/v1/outcome",
                 json={"explored": explored, "correct": True, **fields},
                 headers={"Authorization": f"Bearer {key}"},
+                timeout=60,
             )
 
         assert tell(server.tenant_key).json() == {"noted": False}, "another tenant's prompt"
