@@ -266,9 +266,9 @@ class WorkerResults(KVConnectorWorkerMetadata):
         assert isinstance(other, WorkerResults)
         merged = dict(self.blends)
         for request_id, result in other.blends.items():
-            own = merged.get(request_id)
-            if own is None or own.error in (None, ON_ANOTHER_RANK):
-                merged[request_id] = own if own and result.error is None else result
+            own = merged.setdefault(request_id, result)
+            if result.error is not None and own.error in (None, ON_ANOTHER_RANK):
+                merged[request_id] = result
         stall_s = other.stall_s if self.stall_s is None else self.stall_s
         return WorkerResults(merged, stall_s, {**self.adapters, **other.adapters})
 

@@ -84,7 +84,8 @@ class SemKVWorker(PlatformWorker):
         return executor.probe(name, size, self.model_runner)
 
     def semkv_add_lora(self, fields: dict[str, Any]) -> str | None:
-        """Load an adapter; why it cannot be, in words, or None.
+        """Load an adapter; in words why it cannot be loaded, or None. `ReportingLLM.add_lora` says why it
+        does not raise.
 
         Args:
             fields: of vLLM's `LoRARequest`.

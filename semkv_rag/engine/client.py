@@ -191,10 +191,10 @@ class ReportingLLM(AsyncLLM):
                 del self._of_namespace[namespace]
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
-        """As vLLM's, also where several ranks cannot load it.
+        """Load an adapter, as vLLM does, but without stopping an engine of several ranks that cannot.
 
-        vLLM 0.32 hears one rank's error, takes the others' for answers to what it asks next, and stops.
-        So no rank raises, and they are asked what went wrong.
+        When all ranks raise, vLLM 0.32 reads the first one's error only. It takes the next one's for the
+        answer to its next call, and stops. So the ranks return what went wrong.
 
         Raises:
             ValueError: it cannot be loaded.
@@ -203,8 +203,8 @@ class ReportingLLM(AsyncLLM):
         if parallel.world_size == 1 or parallel.worker_cls != WORKER:
             return bool(await super().add_lora(lora_request))
         fields = {name: getattr(lora_request, name) for name in lora_request.__struct_fields__}
-        errors = [e for e in await self.collective_rpc("semkv_add_lora", args=(fields,)) if e]
-        if errors:
+        told = await self.collective_rpc("semkv_add_lora", args=(fields,))
+        if errors := [error for error in told if error is not None]:
             await self.remove_lora(lora_request.lora_int_id)  # some ranks may have it
             raise ValueError(errors[0])
         return True

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 import torch
 
+from semkv_rag.cli.deep import equality
 from semkv_rag.cli.deep.equality import TOLERANCES, check_equality
 from semkv_rag.cli.deep.inside import RUNS, check_attention, check_copying, check_layout
 from semkv_rag.cli.deep.prompts import Stored, largest_difference, store_prompt
+from semkv_rag.cli.deep.prompts import plain as plain_of_doctor
 from semkv_rag.cli.deep.run import _guarded
 from semkv_rag.cli.deep.table import in_words_of
 from semkv_rag.config import ReuseOptions
 from semkv_rag.connector.worker.attention_check import dense, scattered
-from semkv_rag.engine import Engine
+from semkv_rag.engine import Completion, Engine
 from tests.cli.conftest import Semkv
 from workbench.answers import plain
 from workbench.chunks import random_tokens
@@ -212,13 +214,22 @@ def test_plain_prefill_that_is_cut_otherwise(
     sound: Engine, prompt: Stored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (about,) = sound.probe("about")
-    monkeypatch.setitem(TOLERANCES, "float32", 0.0)
+    answers = []
+
+    def asked(*arguments: Any, **sampling: Any) -> Completion:
+        answers.append(plain_of_doctor(*arguments, **sampling))
+        return answers[-1]
+
+    monkeypatch.setattr(equality, "plain", asked)
+    monkeypatch.setitem(TOLERANCES, "float32", -1.0)  # nothing is within it
     sound.reset_prefix_cache()
     found = check_equality(sound, about, prompt)
     off, own = (found.figures[f"largest_difference{of}_nats"] for of in ("", "_of_plain"))
-    assert off > 0
-    assert own > 0, "it is cut, and rounded otherwise"
     assert found.status == ("ok" if off <= 2 * own else "fail")
+    cached = [answer.report.cached_tokens for answer in answers]
+    assert cached == [0, 0, 96, 0, 384, 0, 800], (
+        "whole blocks of its first part were computed before"
+    )
 
 
 def test_probes_leave_answers_alone(sound: Engine) -> None:

@@ -15,15 +15,15 @@ TOLERANCES = {"float32": 0.01, "float16": 0.15, "bfloat16": 0.5}
 
 CUTS = (0.125, 0.4, 0.8)
 """Where plain vLLM's prefill is cut in two, to see how far it is from itself."""
-AS_FAR = 2
-"""A blend may be so many times as far from plain vLLM's answer as that is from itself."""
+TIMES_PLAIN = 2
+"""A blend may differ from plain vLLM by so many times what plain vLLM differs from itself by."""
 
 
 def check_equality(engine: Engine, about: Mapping[str, Any], prompt: Stored) -> Result:
     """Whether the ratio 1.0 gives plain vLLM's answer, within rounding.
 
-    In many layers of 16 bits rounding adds up, on some prompts to more than `TOLERANCES`. Then plain vLLM
-    is compared with itself.
+    In 16 bits the rounding of many layers adds up, on some prompts to more than `TOLERANCES`. There it is
+    measured how far plain vLLM is from itself.
     """
     case = in_words(len(prompt.tokens), "token")
     blend, alone = blended(engine, prompt, ratio=1.0), plain(engine, prompt.tokens)
@@ -38,7 +38,7 @@ def check_equality(engine: Engine, about: Mapping[str, Any], prompt: Stored) -> 
     if not figures["largest_difference_nats"] <= most:
         own = largest_difference_of_plain(engine, prompt, alone)
         figures["largest_difference_of_plain_nats"] = own
-        most = max(most, AS_FAR * own)
+        most = max(most, TIMES_PLAIN * own)
     if not figures["largest_difference_nats"] <= most:
         message = "a blend that computes everything is not what plain vLLM answers"
         return Result("ratio 1.0", case, "fail", figures, message, FIX)

@@ -262,6 +262,7 @@ def made_chunk_memory(size_bytes: int, device: torch.device) -> ChunkMemory | No
     """Memory for chunks; None where none is wanted or there is no room for it.
 
     Args:
+        size_bytes: of all of it; 0 for none.
         device: the model's.
     """
     if not size_bytes:
