@@ -59,8 +59,7 @@ class ReuseReport:
         memory_bytes: of the stored chunks that were used, those that stood in the RAM tier.
         file_bytes: of them, those that were read from files of this machine while the request
             waited.
-        object_bytes: of them, those that were fetched from the object store meanwhile. With several
-            GPUs all three are of one.
+        object_bytes: of them, those that were fetched from the object store meanwhile.
         preemptions: how often vLLM dropped the request's KV for others' and started it again.
         reason: in words, why nothing was reused, or why it was computed after all.
         images_loaded: images whose features were taken from the store (fusion, L1.5).

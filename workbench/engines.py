@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from semkv_rag.engine import Engine
+from workbench.inside import in_each
 from workbench.settings import ARGS_OF_MODEL, ENGINE_ARGS
 
 
@@ -66,3 +67,25 @@ def a_core_each() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{cores[0]}|{cores[1]}")
         yield
+
+
+@contextmanager
+def own_on_two_ranks(engines: Engines, model: Path, way: str, **arguments: Any) -> Iterator[Engine]:
+    """A new engine of two ranks, which have a core each; else the test is skipped.
+
+    Args:
+        way: `tensor_parallel_size` or `pipeline_parallel_size`.
+        arguments: as for `Engines.get`.
+    """
+    with a_core_each(), engines.own(model, **{way: 2}, **arguments) as engine:
+        in_each(engine, _make_room_between_stages)
+        yield engine
+
+
+def _make_room_between_stages(worker: Any) -> None:
+    """What vLLM 0.32 does at start, but on a CPU with compiled models only."""
+    runner = worker.model_runner
+    if runner.vllm_config.parallel_config.pipeline_parallel_size > 1:
+        runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens, dtype=runner.dtype, device=runner.device
+        )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from semkv_rag.connector.adapter import Adapter
-from semkv_rag.connector.messages import BlendTask
+from semkv_rag.connector.messages import BlendTask, StepMetadata
 from semkv_rag.engine import Engine
 from semkv_rag.reuse import ReusePlan
 
@@ -80,14 +80,14 @@ def blend_steps(engine: Engine) -> Iterator[list[BlendStep]]:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         executor = get_kv_transfer_group().executor
-        blend, executor.blend_steps = executor.blend, []
+        blend, executor.blend_steps = executor._blend, []
         compute, together = executor._blend_pass.compute, []
 
-        def counting() -> None:
-            began, idle = len(executor._step.blends), executor._step.idle
+        def counting(step: StepMetadata) -> None:
+            began, idle = len(step.blends), step.idle
             had = len(executor._queue._active)
             together.clear()
-            blend()
+            blend(step)
             if began or had:
                 left = len(executor._queue._active)
                 executor.blend_steps.append((began, left, idle, list(together)))
@@ -96,13 +96,13 @@ def blend_steps(engine: Engine) -> Iterator[list[BlendStep]]:
             together.append(len(launches))
             compute(launches)
 
-        executor.blend, executor._blend_pass.compute = counting, computing
+        executor._blend, executor._blend_pass.compute = counting, computing
 
     def stop(worker: Any) -> list[tuple[int, int, bool, list[int]]]:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         executor = get_kv_transfer_group().executor
-        del executor.blend, executor._blend_pass.compute
+        del executor._blend, executor._blend_pass.compute
         seen: list[tuple[int, int, bool, list[int]]] = executor.blend_steps
         return seen
 

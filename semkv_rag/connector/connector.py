@@ -10,7 +10,8 @@ A step, in order:
    `update_state_after_alloc` for each that is let in, `build_connector_meta` once;
 2. worker: `bind_connector_metadata`, the forward if there is one, then `start_load_kv` (blends go on),
    `wait_for_save` (captures), `get_finished` (blends that ended), `get_block_ids_with_load_errors`,
-   `build_connector_worker_meta`;
+   `build_connector_worker_meta`. Stages of a pipeline blend behind all of this, see
+   `BlendExecutor.blend_behind_step`;
 3. scheduler: `request_finished` for requests that end, `update_connector_output`.
 
 A blend is an asynchronous load to vLLM: its request has its blocks, and no place in a step until
@@ -157,8 +158,8 @@ class SemKVConnector(KVConnectorBase_V1):
         super().bind_kv_cache_manager(kv_cache_manager)
         self.planner.kv_cache_manager = kv_cache_manager
 
-    def set_xfer_handshake_metadata(
-        self, metadata: dict[int, KVConnectorHandshakeMetadata]
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
         gates = [part.gate for part in metadata.values() if isinstance(part, WorkerHandshake)]
         self.planner.gate = of_all_ranks(gates)

@@ -2,9 +2,9 @@
 
 KV computed by one model must never be used by another, so each chunk is stored under the fingerprint
 of what computed it: the weights' bytes, the tokenizer's, the configuration with all overrides
-(rope settings among it), dtype, KV dtype, quantisation, and how heads are spread over ranks; of a model
-that takes images also what is done to them before and in the vision tower, which vLLM's hash of an
-image does not tell. The name or path of a model is no part of it: a copy is the same model.
+(rope settings among it), dtype, KV dtype, quantisation, and how heads and layers are spread over ranks;
+of a model that takes images also what is done to them before and in the vision tower, which vLLM's hash
+of an image does not tell. The name or path of a model is no part of it: a copy is the same model.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from blake3 import blake3
 from vllm.config import VllmConfig
+from vllm.distributed.utils import get_pp_indices
 
 from semkv_rag.errors import EngineError
 from semkv_rag.known_fingerprints import cache_folder
@@ -59,6 +60,8 @@ def config_fingerprint(config: VllmConfig) -> str:
         "files": files_digest(_folder(model.model, model.revision), WEIGHTS),
         "tokenizer": files_digest(_folder(model.tokenizer, model.tokenizer_revision), TOKENIZER),
     }
+    if stages := _stages(config):
+        facts["pipeline_parallel"] = stages
     if facts["load_format"] == "dummy":
         facts["seed"] = model.seed
     if model.multimodal_config is not None:
@@ -67,6 +70,13 @@ def config_fingerprint(config: VllmConfig) -> str:
             "files": files_digest(_folder(model.model, model.revision), PROCESSOR),
         }
     return blake3(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _stages(config: VllmConfig) -> list[int]:
+    """Where each stage of a pipeline has its first layer, behind the first stage's."""
+    layers = config.model_config.get_total_num_hidden_layers()
+    stages = config.parallel_config.pipeline_parallel_size
+    return [get_pp_indices(layers, stage, stages)[0] for stage in range(1, stages)]
 
 
 def _stable(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ What a request says of itself, and its report, travel under the keys in `semkv_r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -118,7 +118,7 @@ class BlendStats:
     Attributes:
         memory_bytes: of the chunks that were used, those that stood in memory, or were read ahead.
         file_bytes: of them, those that were read from files of this machine meanwhile.
-        object_bytes: of them, those that were fetched from the object store. All of one rank.
+        object_bytes: of them, those that were fetched from the object store.
         began_at, picked_at: when it began and when it had picked, seconds since the epoch;
             `picked_at` is None where it picked without a look at the KV.
         seen: what it did with each token; None where the request did not ask for its token map.
@@ -136,6 +136,15 @@ class BlendStats:
     began_at: float = 0.0
     picked_at: float | None = None
     seen: SeenTokens | None = None
+
+    def with_bytes_of(self, other: BlendStats) -> BlendStats:
+        """This, with the bytes of another rank's chunk files added. All else is the same on all ranks."""
+        return replace(
+            self,
+            memory_bytes=self.memory_bytes + other.memory_bytes,
+            file_bytes=self.file_bytes + other.file_bytes,
+            object_bytes=self.object_bytes + other.object_bytes,
+        )
 
 
 @dataclass(frozen=True)
@@ -262,12 +271,15 @@ class WorkerResults(KVConnectorWorkerMetadata):
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerResults:
         """One rank's failure is everybody's: all ranks prefill when one cannot load. The rank that knows
-        why tells it."""
+        why tells it. Each rank has loaded files of its own."""
         assert isinstance(other, WorkerResults)
-        merged = dict(self.blends)
-        for request_id, result in other.blends.items():
-            own = merged.setdefault(request_id, result)
-            if result.error is not None and own.error in (None, ON_ANOTHER_RANK):
+        merged = {**other.blends, **self.blends}
+        for request_id in self.blends.keys() & other.blends.keys():
+            own, result = self.blends[request_id], other.blends[request_id]
+            if own.stats is not None and result.stats is not None:
+                stats = own.stats.with_bytes_of(result.stats)
+                merged[request_id] = replace(own, stats=stats)
+            elif result.error is not None and own.error in (None, ON_ANOTHER_RANK):
                 merged[request_id] = result
         stall_s = other.stall_s if self.stall_s is None else self.stall_s
         return WorkerResults(merged, stall_s, {**self.adapters, **other.adapters})

@@ -25,7 +25,6 @@ def config_obstacle(config: VllmConfig) -> str | None:
         "it has recurrent layers beside attention (hybrid cache)": model.is_hybrid,
         "it is an encoder-decoder": model.is_encoder_decoder,
         "it is a pooling model": model.runner_type == "pooling",
-        "pipeline parallel is on": parallel.pipeline_parallel_size > 1,
         "decode context parallel is on": parallel.decode_context_parallel_size > 1,
         # Its experts wait for all ranks in each forward, and ranks blend at times of their own.
         "it has experts that are spread over data parallel ranks": (

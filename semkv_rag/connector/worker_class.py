@@ -57,10 +57,14 @@ class SemKVWorker(PlatformWorker):
         return times
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
-        """Called for each step; `rewind` says why it is ours to look at."""
+        """Called for each step; `rewind` says why it is ours to look at, `blend_behind_step` why
+        stages of a pipeline blend here."""
         if (states := getattr(self.model_runner, "req_states", None)) is not None:
             rewind(states, scheduler_output.scheduled_cached_reqs)
-        return super().execute_model(scheduler_output)
+        output = super().execute_model(scheduler_output)
+        if (executor := _executor()) is not None:
+            executor.blend_behind_step()
+        return output
 
     def sleep(self, level: int = 1) -> None:
         """Called when nothing runs: the paged cache, and at level 2 the weights, are given up."""

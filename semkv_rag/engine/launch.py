@@ -231,7 +231,7 @@ def kv_bytes_per_token(config: VllmConfig, codec: str | None = None) -> int:
         transfer = config.kv_transfer_config
         codec = PLAIN if transfer is None else transfer.get_from_extra_config("codec", PLAIN)
     keys, values = _kv_shapes(config)
-    copies = int(parallel.tensor_parallel_size) * int(model.get_num_layers(parallel))
+    copies = int(parallel.tensor_parallel_size) * int(model.get_total_num_hidden_layers())
     if codec != PLAIN:
         return math.ceil(copies * codec_named(codec).bytes_per_token(keys, values, model.dtype))
     name = config.cache_config.cache_dtype

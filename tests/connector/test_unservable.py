@@ -91,11 +91,6 @@ BEFORE = {
         {"enable_lora": True, "enable_tower_connector_lora": True, "model_impl": "transformers"},
         "LoRA of the vision tower is on",
     ),
-    "pipeline parallel": (
-        "qwen3",
-        {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"},
-        "pipeline parallel is on",
-    ),
     "experts over data parallel ranks": (
         "qwen2_moe",
         {"data_parallel_size": 2, "distributed_executor_backend": "mp"},

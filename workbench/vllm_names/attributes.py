@@ -136,7 +136,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "vllm.config:ModelConfig": (
         "get_head_size",
         "get_num_kv_heads",
-        "get_num_layers",
+        "get_total_num_hidden_layers",
         "get_vocab_size",
         "hf_text_config",
         "is_encoder_decoder",

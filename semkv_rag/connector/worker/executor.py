@@ -18,11 +18,6 @@ from functools import partial
 from typing import Any
 
 from vllm.config import VllmConfig
-from vllm.distributed import (
-    get_tensor_model_parallel_rank,
-    get_tensor_model_parallel_world_size,
-    tensor_model_parallel_all_reduce,
-)
 
 from semkv_rag.connector.capture_results import CaptureTeller
 from semkv_rag.connector.messages import (
@@ -45,17 +40,11 @@ from semkv_rag.connector.worker.chunk_files import ChunkFiles
 from semkv_rag.connector.worker.chunk_memory import made_chunk_memory
 from semkv_rag.connector.worker.gate import agreed, run_gate, why_not
 from semkv_rag.connector.worker.load_check import checked_loading
-from semkv_rag.connector.worker.model.adapters import Adapters, adapters_of
-from semkv_rag.connector.worker.model.block_layout import find_layouts
+from semkv_rag.connector.worker.model.adapters import Adapters
 from semkv_rag.connector.worker.model.draft_kv import DraftKV
-from semkv_rag.connector.worker.model.kv_tap import KVTap
-from semkv_rag.connector.worker.model.latent import LatentLayer, attend_to_context
-from semkv_rag.connector.worker.model.model_view import Unservable, model_layers
-from semkv_rag.connector.worker.model.paged import PagedKV
 from semkv_rag.connector.worker.model.row_attention import RowAttention
-from semkv_rag.connector.worker.model.scattered import ScatteredAttention
-from semkv_rag.connector.worker.model.sliced_model import Attention, SlicedModel
-from semkv_rag.connector.worker.model.whole_windows import keeps_all
+from semkv_rag.connector.worker.model.sliced_model import Attention
+from semkv_rag.connector.worker.model.taken_model import take_model
 from semkv_rag.connector.worker.probe.probes import PROBES, Bench, Found
 from semkv_rag.connector.worker.reading_ahead import ReadingAhead
 from semkv_rag.connector.worker.spoiling import Spoiling
@@ -100,20 +89,16 @@ class BlendExecutor:
         self._lull = Lull()
         self._make_capture = partial(ChunkCapture, lull=self._lull, teller=teller, codec=codec)
         self._step: StepMetadata | None = None
+        self._put_off: StepMetadata | None = None
         self._results: dict[str, BlendResult] = {}
         self._failed_blocks: set[int] = set()
         self._ended: set[str] = set()
         self._other_weights = False
         self._stall_s: float | None = None
-        self._is_first = False
 
     def bind(self, runner: Any) -> None:
         """Take the model runner, whose paged cache is allocated, and pass the gate."""
-        reason = agreed(
-            why_not(partial(self._take_runner, runner)),
-            tensor_model_parallel_all_reduce,
-            runner.device,
-        )
+        reason = agreed(why_not(partial(self._take_runner, runner)), runner.device)
         if reason is None:
             reason = why_not(partial(self._pass_gate, runner))
         if reason is not None:
@@ -127,48 +112,28 @@ class BlendExecutor:
         Raises:
             Unservable: they cannot be served with reuse.
         """
-        groups = runner.kv_cache_config.kv_cache_groups
-        if len(groups) != 1:
-            raise Unservable(f"its cache has {len(groups)} groups (hybrid cache)")
-        if not keeps_all(groups[0].kv_cache_spec):
-            raise Unservable("vLLM drops blocks of its cache that are outside of a window")
-        layers = model_layers(runner.get_model(), self._config)
-        rank = get_tensor_model_parallel_rank()
-        ranks = get_tensor_model_parallel_world_size()
-        block_size = self._config.cache_config.block_size
-        tap, paged = KVTap(layers), PagedKV(runner, block_size)
-        layouts = find_layouts(layers, tap, paged, runner.dtype)
-        by_token = any(layer.by_token for layer in layers)
-        scattered = ScatteredAttention(runner, self._config, paged, by_token=by_token)
-        for layer in layers:
-            if isinstance(layer, LatentLayer):
-                attend_to_context(layer)
-        self._adapters = adapters_of(runner, self._config)
-        model = SlicedModel(
-            runner.get_model(), layers, tap, paged, scattered, self._config, self._adapters
-        )
+        model, layouts = take_model(runner, self._config)
+        ranks, paged = model.ranks, model.paged
+        self._adapters = model.adapters
         self._blend_pass = BlendPass(
             BlendSetting(
                 model=model,
                 piece_tokens=self._config.scheduler_config.max_num_batched_tokens,
                 layouts=layouts,
-                total=tensor_model_parallel_all_reduce,
-                ranks=ranks,
                 loading=pool_beside_model(1, "semkv-load"),
             )
         )
-        memory = made_chunk_memory(self._ram_bytes // ranks, runner.device)
-        shapes = [layer.kv_shapes for layer in layers]
+        memory = made_chunk_memory(self._ram_bytes // ranks.count, runner.device)
+        shapes = [layer.kv_shapes for layer in model.layers]
         files = files_of(self._place, beside_model)
-        self._files = ChunkFiles(files, rank, shapes, memory)
+        self._files = ChunkFiles(files, ranks.rank, shapes, memory)
         has_ahead = memory is not None or self._place.objects is not None
-        self._is_first = rank == 0
         self._ahead = ReadingAhead(self._files) if has_ahead else None
-        draft_kv = DraftKV(runner, self._config, layers, paged)
+        draft_kv = DraftKV(runner, self._config, model.layers, paged)
         self._queue = BlendQueue(self._blend_pass, self._open, draft_kv)
         self._spoiling = Spoiling(paged, layouts)
         self._capture = self._make_capture(
-            files, paged, layouts, rank, ranks, adapters=self._adapters
+            files, paged, layouts, ranks.rank, ranks.count, adapters=self._adapters
         )
 
     def _pass_gate(self, runner: Any) -> None:
@@ -211,13 +176,29 @@ class BlendExecutor:
             self._ahead.begin(metadata.ahead)
 
     def blend(self) -> None:
-        """Let the step's blends begin, and those under way go on."""
-        if self._queue is not None and self._step is not None and self._files is not None:
-            self._files.need([*self._queue.loading, *self._step.blends])
-            self._queue.begin(self._step.blends)
+        """Let the step's blends begin, and those under way go on; in a pipeline, put that off."""
+        if self._config.parallel_config.pipeline_parallel_size > 1:
+            self._put_off = self._step
+        elif self._step is not None:
+            self._blend(self._step)
+
+    def blend_behind_step(self) -> None:
+        """Called when a step's hidden states are on their way to the next stage: do what was put off.
+
+        A stage that blended before would wait for the next one, which waits for them. So what ends here
+        is told with the next step.
+        """
+        step, self._put_off = self._put_off, None
+        if step is not None:
+            self._blend(step)
+
+    def _blend(self, step: StepMetadata) -> None:
+        if self._queue is not None and self._files is not None:
+            self._files.need([*self._queue.loading, *step.blends])
+            self._queue.begin(step.blends)
             began = time.perf_counter()
-            self._queue.advance(self._step.budget_tokens, idle=self._step.idle)
-            if self._queue.computed and not self._step.idle and self._is_first:
+            self._queue.advance(step.budget_tokens, idle=step.idle)
+            if self._queue.computed and not step.idle and self._files.rank == 0:
                 self._stall_s = time.perf_counter() - began
             self._take(self._queue)
 

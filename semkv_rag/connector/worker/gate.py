@@ -31,6 +31,7 @@ from semkv_rag.connector.worker.attention_check import attention_error, scattere
 from semkv_rag.connector.worker.blend.blend_pass import BlendPass
 from semkv_rag.connector.worker.model.model_view import Unservable
 from semkv_rag.connector.worker.model.slice import Slice
+from semkv_rag.connector.worker.ranks import total
 from semkv_rag.reuse import ReusePlan, Span
 from semkv_rag.store.codecs import PLAIN, EncodedLayer, codec_named
 
@@ -52,14 +53,11 @@ TOLERANCES = {torch.float32: 0.005, torch.float16: 0.05, torch.bfloat16: 0.15}
 DRIFT_8_BITS = 0.3
 
 
-def agreed(
-    reason: str | None, total: Callable[[Tensor], Tensor], device: torch.device
-) -> str | None:
+def agreed(reason: str | None, device: torch.device) -> str | None:
     """Why a model is refused, on whichever rank; called on all of them at once.
 
     Args:
         reason: this rank's.
-        total: adds up what ranks have each found.
     """
     refused = torch.full((1,), float(reason is not None), device=device)
     return (reason or REFUSED_ON_ANOTHER_RANK) if float(total(refused)) else None
@@ -129,7 +127,7 @@ class _Gate:
 
     def agreed(self, reason: str | None) -> str | None:
         """Of all ranks."""
-        return agreed(reason, self._pass.setting.total, self._blocks.device)
+        return agreed(reason, self._blocks.device)
 
     def find_rotation(self) -> str | None:
         chunk = self._tokens[PREFIX_TOKENS : self._covered]
@@ -190,7 +188,7 @@ class _Gate:
             positions = torch.arange(self._covered, len(self._tokens), device=self._blocks.device)
             asked = Slice(self._tokens[self._covered :], self._blocks, positions)
             hidden = self._model.forward([asked])
-            same = self._close(hidden.reshape(QUESTION_TOKENS, -1), plain[self._covered :])
+            same = self._same(hidden, plain)
             wrong = f"a blend that {what} does not give what plain prefill gives"
             if reason := self.agreed(None if same else wrong):
                 return reason
@@ -227,8 +225,8 @@ class _Gate:
 
     def _computed(
         self, tokens: list[int], rotary_shift: int
-    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-        """Every layer's K and V of `tokens` computed from position 0, and the hidden states."""
+    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor | None]:
+        """This rank's layers' K and V of `tokens` computed from position 0, and the hidden states."""
         seen: dict[int, tuple[Tensor, Tensor]] = {}
 
         def keep(index: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
@@ -239,7 +237,14 @@ class _Gate:
         with self._model.tap.handling(keep):
             computed = Slice(tokens, self._blocks, positions)
             hidden = self._model.forward([computed], rotary_shift=rotary_shift)
-        return [seen[index] for index in sorted(seen)], hidden.reshape(len(tokens), -1)
+        return [seen[index] for index in sorted(seen)], hidden
+
+    def _same(self, asked: Tensor | None, plain: Tensor | None) -> bool:
+        """Whether the question's hidden states are those of plain prefill; the last stage has both."""
+        if asked is None or plain is None:
+            return True
+        expected = plain.reshape(len(self._tokens), -1)[self._covered :]
+        return self._close(asked.reshape(QUESTION_TOKENS, -1), expected)
 
     def _error(self, a: Tensor, b: Tensor) -> float:
         a, b = a.float(), b.float()

@@ -51,7 +51,7 @@ class ChunkHeader:
         dtype: torch's name of the K and V dtype, such as `bfloat16`.
         layers: K and V pairs in the file.
         codec: how they stand in it; `dtype` is what they are decoded to.
-        rank, world_size: the tensor-parallel rank whose KV heads these are, of how many.
+        rank, world_size: the rank whose KV heads and layers these are, of how many.
         created_at: seconds since the epoch.
     """
 

@@ -134,7 +134,7 @@ class Blend:
         run, owner = self._run, self._owner
         if run.picked is not None:
             owner.remember(self.task, Picked(run.picked, run.risk))
-        layers = len(owner.setting.model.layers)
+        layers = owner.setting.model.ranks.layers
         self.stats = BlendStats(
             recomputed=len(run.recomputed),
             charged_ratio=run.computed_rows / (layers * len(run.rows.positions)),

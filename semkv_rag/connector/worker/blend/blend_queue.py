@@ -22,6 +22,7 @@ from semkv_rag.connector.worker.blend.launch import Launch
 from semkv_rag.connector.worker.blend.stored_kv import LostKV, Sources
 from semkv_rag.connector.worker.model.draft_kv import DraftKV
 from semkv_rag.connector.worker.model.scattered import MOST_RUNS
+from semkv_rag.connector.worker.ranks import total
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class BlendQueue:
         draft_kv: DraftKV,
     ) -> None:
         self._pass, self._open_sources, self._draft_kv = blend_pass, open_sources, draft_kv
+        self._ranks = blend_pass.setting.model.ranks.count
         on_cpu = blend_pass.setting.model.paged.device.type == "cpu"
         self._enough = ENOUGH_ON_CPU if on_cpu else blend_pass.setting.piece_tokens
         self._active: dict[str, Blend] = {}
@@ -153,7 +155,7 @@ class BlendQueue:
         except LostKV as fault:
             self._fail_all(pieces, fault)
         except Exception as fault:
-            if self._pass.setting.ranks > 1:
+            if self._ranks > 1:
                 raise  # another rank may be waiting in the same forward, as in one of vLLM's own
             self._fail_all(pieces, fault)
 
@@ -163,7 +165,7 @@ class BlendQueue:
 
     def _ready(self, *, idle: bool) -> Collection[str]:
         """Whose turn it may be; all ranks find the same."""
-        if self._pass.setting.ranks > 1:
+        if self._ranks > 1:
             return self._agreed(wait=idle)
         if idle:
             return list(self._active)
@@ -178,14 +180,12 @@ class BlendQueue:
         if wait:
             for blend in asked:
                 blend.stored.settle()
-        setting = self._pass.setting
-        # Floats: vLLM's all-reduce over shared memory takes no integers.
         flags = torch.tensor(
             [[float(one.stored.settled), float(one.stored.fault is not None)] for one in asked],
-            device=setting.model.paged.device,
+            device=self._pass.setting.model.paged.device,
         )
-        for blend, (settled, faults) in zip(asked, setting.total(flags).tolist(), strict=True):
-            if round(settled) < setting.ranks:
+        for blend, (settled, faults) in zip(asked, total(flags).tolist(), strict=True):
+            if round(settled) < self._ranks:
                 continue
             if round(faults):
                 elsewhere = LostKV(ON_ANOTHER_RANK)

@@ -31,6 +31,7 @@ from semkv_rag.connector.worker.blend.setting import BlendSetting, Picked
 from semkv_rag.connector.worker.blend.stored_kv import Loading, Sources, StoredKV
 from semkv_rag.connector.worker.model.read_back import ReadBack
 from semkv_rag.connector.worker.model.slice import Watcher
+from semkv_rag.connector.worker.ranks import total
 
 
 class BlendRun:
@@ -62,10 +63,11 @@ class BlendRun:
         recalled: Picked | None,
     ) -> None:
         self._setting, self._model, self._plan = setting, setting.model, task.plan
+        self._ranks = setting.model.ranks
         self.rows = BlendRows.of(task, setting.model.paged)
         options = task.plan.options
         self._selector = selector_type(options.selector)()
-        self._check_layer = min(options.check_layer, len(setting.model.layers) - 1)
+        self._check_layer = min(options.check_layer, setting.model.ranks.layers - 1)
         self._automatic = options.ratio == AUTO and options.promise > 0
         self._fresh = self.rows.fresh  # those that are still to be computed
         self._expected: Expectation | None = None
@@ -161,7 +163,7 @@ class BlendRun:
             if selector.weighs_layers:
                 if self._plan.question is not None:
                     sensitivity = self._sensitivity()
-                self._expected = Expectation(attention, sensitivity, self._setting.total)
+                self._expected = Expectation(attention, sensitivity, self._ranks)
         if selector.needs_check_layer:
             deviation = yield from self._check()
         return selector.scores(
@@ -195,42 +197,49 @@ class BlendRun:
         rows, question = self.rows, self._plan.question
         if question is None:  # the prompt ends with an image
             even = torch.ones(len(rows.candidates), device=rows.positions.device)
-            return even.expand(len(self._model.layers), -1)
+            return even.expand(self._ranks.layers, -1)
         asking = question_asks(
             question, rows.tokens, rows.positions[rows.candidates], rows.positions[rows.fresh]
         )
-        asked = QuestionPass(self._model, asking, rows, self.stored, self._setting.layouts)
+        asked = QuestionPass(self._setting, asking, rows, self.stored)
         for launch in asked.launches(self._setting.piece_tokens):
             yield launch
-            self.computed_rows += len(launch) * len(self._model.layers)
+            self.computed_rows += len(launch) * self._ranks.layers
         # The text before the first candidate saw nothing but exact KV, and is right.
         self._fresh = rows.fresh[rows.fresh > rows.candidates[0]]
-        return self._setting.total(asked.squares).sqrt()
+        return self._ranks.of_all_layers(asked.squares).sqrt()
 
     def _sensitivity(self) -> Tensor | None:
         """The candidates' stored sensitivity, [layers, candidates]; None where no rank has it.
 
-        Each rank has stored it of its own heads, and all have to pick the same tokens.
+        Each rank has stored it of its own heads and layers, and all have to pick the same tokens.
         """
-        layers, candidates = len(self._model.layers), len(self.rows.candidates)
-        found = torch.zeros(layers + 1, candidates, device=self.rows.positions.device)
-        if self.stored.sensitivity is not None:
-            found[:layers] = self.stored.sensitivity.square()
-            found[layers] = 1
-        found = self._setting.total(found)
-        return found[:layers].sqrt() if bool(found[layers].any()) else None
+        stored, device = self.stored.sensitivity, self.rows.positions.device
+        shape = len(self._model.layers), len(self.rows.candidates)
+        squares = torch.zeros(shape) if stored is None else stored.square()
+        have_it = total(torch.tensor([float(stored is not None)], device=device))
+        squares = self._ranks.of_all_layers(squares.to(device))
+        return squares.sqrt() if float(have_it) else None
 
     def _check(self) -> Generator[Launch, None, Tensor]:
         """Run the check; the deviation of each candidate, [candidates]."""
-        rows, layer, model = self.rows, self._check_layer, self._model
-        self.stored.wait(layer)
+        rows, layer, paged = self.rows, self._check_layer, self._model.paged
+        own = (
+            layer - self._ranks.first_layer
+        )  # as this rank counts its layers, if it is one of them
+        if own >= 0:
+            self.stored.wait(min(own, len(self._model.layers) - 1))
         candidates = rows.positions[rows.candidates]
-        compared = ReadBack(model.paged, self._setting.layouts, rows.blocks, candidates).both(layer)
-        check = CheckPass(layer)
+        read = ReadBack(paged, self._setting.layouts, rows.blocks, candidates)
+        compared = read.both(own) if 0 <= own < len(self._model.layers) else None
+        check = CheckPass(own)
         launch = self._launch(torch.cat((rows.candidates, self._fresh)), check)
         yield replace(launch, until=layer)
         self.computed_rows += len(launch) * (layer + 1)
-        return self._setting.total(check.deviation(self._selector, candidates, compared))
+        deviation = torch.zeros(len(candidates), device=paged.device)
+        if compared is not None:
+            deviation = check.deviation(self._selector, candidates, compared)
+        return total(deviation)
 
     # ---- computing -------------------------------------------------------------------------
 
@@ -242,7 +251,7 @@ class BlendRun:
         if len(rows):
             # Whoever looks at what is stored has seen all of it come.
             yield self._launch(rows, seen or Loading(self.stored))
-            self.computed_rows += len(rows) * len(self._model.layers)
+            self.computed_rows += len(rows) * self._ranks.layers
 
     def _launch(self, rows: Tensor, watcher: Watcher) -> Launch:
         positions = self.rows.positions[rows.sort().values]

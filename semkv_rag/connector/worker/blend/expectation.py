@@ -11,6 +11,7 @@ from semkv_rag.blend import LOOKED_AT, SAMPLED, expected_loss, left_share, neede
 from semkv_rag.connector.worker.blend.rows import BlendRows
 from semkv_rag.connector.worker.blend.seen_change import SeenChange
 from semkv_rag.connector.worker.model.read_back import ReadBack
+from semkv_rag.connector.worker.ranks import Ranks
 
 
 class Expectation:
@@ -19,16 +20,11 @@ class Expectation:
     Args:
         attention: what the question gives each candidate, [layers, candidates].
         sensitivity: over all ranks' heads, [layers, candidates]; None where no chunk has it stored.
-        total: adds up what ranks have each found of their own heads.
+        ranks: those that compute the model.
     """
 
-    def __init__(
-        self,
-        attention: Tensor,
-        sensitivity: Tensor | None,
-        total: Callable[[Tensor], Tensor],
-    ) -> None:
-        self._attention, self._sensitivity, self._total = attention, sensitivity, total
+    def __init__(self, attention: Tensor, sensitivity: Tensor | None, ranks: Ranks) -> None:
+        self._attention, self._sensitivity, self._ranks = attention, sensitivity, ranks
         self._weighed = (
             torch.zeros(attention.shape[1])
             if sensitivity is None
@@ -52,7 +48,7 @@ class Expectation:
             return
         sample = picked[pick(scores[picked], SAMPLED)]
         self._sample = sample
-        self.seen = SeenChange(read(rows.positions[rows.candidates[sample]]))
+        self.seen = SeenChange(read(rows.positions[rows.candidates[sample]]), self._ranks)
 
     def take(self) -> None:
         """End the watch, over all ranks."""
@@ -60,7 +56,7 @@ class Expectation:
             return
         assert self._sensitivity is not None
         attention = self._attention[LOOKED_AT, self._sample]
-        off = self._total(self.seen.squares).sqrt()[LOOKED_AT]
+        off = self._ranks.of_all_layers(self.seen.squares).sqrt()[LOOKED_AT]
         expected = float((attention * self._sensitivity[LOOKED_AT, self._sample]).sum())
         self._change = float((attention * off).sum()) / expected if expected > 0 else 0.0
         self.seen = None

@@ -25,7 +25,8 @@ class Launch:
         blocks: the request's, in order, [blocks], int64.
         positions: those that are to be computed, [tokens], int64, ascending, at least one.
         watcher: who looks on, at each piece.
-        until: the layer whose K and V are the last that are wanted; the last one when left out.
+        until: the layer of the model whose K and V are the last that are wanted; the last one when left
+            out.
         whole: whether it is to be computed in one piece.
         borrowed: blocks behind the request's that it needs while it is computed.
         adapter: the request's; None for the model alone.

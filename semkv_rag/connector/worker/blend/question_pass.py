@@ -26,11 +26,10 @@ from torch import Tensor
 from semkv_rag.blend import squared_attention
 from semkv_rag.connector.worker.blend.launch import Launch
 from semkv_rag.connector.worker.blend.rows import BlendRows
+from semkv_rag.connector.worker.blend.setting import BlendSetting
 from semkv_rag.connector.worker.blend.stored_kv import Loading, StoredKV
-from semkv_rag.connector.worker.model.block_layout import BlockLayout
 from semkv_rag.connector.worker.model.read_back import ReadBack
 from semkv_rag.connector.worker.model.slice import Watcher
-from semkv_rag.connector.worker.model.sliced_model import SlicedModel
 from semkv_rag.reuse import Question
 
 
@@ -122,24 +121,20 @@ class QuestionPass(Watcher):
     Args:
         rows: what is blended.
         stored: its KV; all of it is in the cache behind the pass.
-        layouts: of each layer's blocks.
 
     Attributes:
-        squares: [layers, candidates], float32: squared attention, the mean over this rank's heads. 0 in
-            the first layer, which knows words and places only and is not looked at.
+        squares: [layers of this rank, candidates], float32: squared attention, the mean over its heads.
+            0 in the model's first layer, which knows words and places only and is not looked at.
     """
 
     asks = True
 
     def __init__(
-        self,
-        model: SlicedModel,
-        asking: Asking,
-        rows: BlendRows,
-        stored: StoredKV,
-        layouts: Sequence[BlockLayout],
+        self, setting: BlendSetting, asking: Asking, rows: BlendRows, stored: StoredKV
     ) -> None:
+        model, layouts = setting.model, setting.layouts
         self._model, self._asking, self._rows, self._stored = model, asking, rows, stored
+        self._first_layer = model.ranks.first_layer
         self.squares = torch.zeros(
             len(model.layers), len(asking.columns), device=model.paged.device
         )
@@ -183,7 +178,7 @@ class QuestionPass(Watcher):
         self._keys = self._model.layers[index].attended(keys[own], values[own])
 
     def ask(self, index: int, queries: Tensor, attention: Any) -> None:
-        if not index:
+        if not self._first_layer + index:
             return
         layer = self._model.layers[index]
         stored = self._stored.keys(index)

@@ -11,6 +11,7 @@ from torch import Tensor
 from semkv_rag.blend import LOOKED_AT, sensitivity_of
 from semkv_rag.connector.worker.model.read_back import ReadBack
 from semkv_rag.connector.worker.model.slice import Watcher
+from semkv_rag.connector.worker.ranks import Ranks
 
 
 class SeenChange(Watcher):
@@ -18,20 +19,21 @@ class SeenChange(Watcher):
 
     Args:
         tokens: those that are compared, [sample].
+        ranks: this one among those that compute the model.
 
     Attributes:
-        squares: how far their V are from the stored, squared, over this rank's heads, [layers, sample]; 0
-            in layers that are not looked at.
+        squares: how far their V are from the stored, squared, over this rank's heads and in its layers,
+            [layers of this rank, sample]; 0 in layers that are not looked at.
     """
 
-    def __init__(self, tokens: ReadBack) -> None:
-        self._tokens = tokens
+    def __init__(self, tokens: ReadBack, ranks: Ranks) -> None:
+        self._tokens, self._first_layer = tokens, ranks.first_layer
         layers, device = len(tokens.layouts), tokens.positions.device
         self.squares = torch.zeros(layers, len(tokens.positions), device=device)
-        self._looked_at = frozenset(range(layers)[LOOKED_AT])
+        self._looked_at = frozenset(range(ranks.layers)[LOOKED_AT])
 
     def see(self, index: int, positions: Tensor, keys: Tensor, values: Tensor) -> None:
-        if index not in self._looked_at:
+        if self._first_layer + index not in self._looked_at:
             return
         stored, sampled = self._tokens.values(index), self._tokens.positions
         here = torch.nonzero(torch.isin(sampled, positions)).flatten()

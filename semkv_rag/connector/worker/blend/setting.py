@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -23,9 +23,6 @@ class BlendSetting:
         model: the loaded model; the rotations of its layers are found.
         piece_tokens: the most tokens of one launch.
         layouts: of the blocks of each layer.
-        total: adds up what tensor-parallel ranks have each found of their own heads, so that all pick
-            the same tokens.
-        ranks: how many there are.
         loading: the thread that loads.
         in_blends: the blocks of the requests that are being blended, by request: threads write to them.
     """
@@ -33,8 +30,6 @@ class BlendSetting:
     model: SlicedModel
     piece_tokens: int
     layouts: Sequence[BlockLayout]
-    total: Callable[[Tensor], Tensor]
-    ranks: int
     loading: ThreadPoolExecutor
     in_blends: dict[str, list[int]] = field(default_factory=dict)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig
 from vllm.forward_context import set_forward_context
+from vllm.sequence import IntermediateTensors
 
 from semkv_rag.connector.worker.model.adapters import Adapters
 from semkv_rag.connector.worker.model.eager_kernels import EagerKernels
@@ -21,6 +22,7 @@ from semkv_rag.connector.worker.model.paged import PagedKV
 from semkv_rag.connector.worker.model.row_attention import RowAttention
 from semkv_rag.connector.worker.model.scattered import ScatteredAttention
 from semkv_rag.connector.worker.model.slice import Slice
+from semkv_rag.connector.worker.ranks import Ranks
 
 Attention: TypeAlias = ScatteredAttention | RowAttention
 
@@ -34,7 +36,8 @@ class SlicedModel:
 
     Args:
         model: the model, as the runner calls it.
-        layers: its decoder layers.
+        layers: its decoder layers, those of this rank.
+        ranks: this one among those that compute the model.
         adapters: None where the engine serves none.
 
     Attributes:
@@ -50,15 +53,19 @@ class SlicedModel:
         paged: PagedKV,
         attention: Attention,
         config: VllmConfig,
+        ranks: Ranks,
         adapters: Adapters | None = None,
     ) -> None:
-        self._model, self.config, self.adapters = model, config, adapters
+        self._model, self.config, self.ranks, self.adapters = model, config, ranks, adapters
         self._kernels = EagerKernels(model, config)
         self.layers, self.tap, self.paged, self.attention = layers, tap, paged, attention
         self.loading: KernelLoading | None = None
 
-    def forward(self, slices: Sequence[Slice], *, rotary_shift: int = 0) -> Tensor:
+    def forward(self, slices: Sequence[Slice], *, rotary_shift: int = 0) -> Tensor | None:
         """The hidden states of the slices' tokens, one slice behind the other; their KV is written.
+
+        Returns:
+            None where a later stage of the pipeline has them.
 
         Args:
             rotary_shift: what the model is told to add to the positions; the cache and the mask
@@ -72,9 +79,10 @@ class SlicedModel:
         nobody reads more.
 
         Args:
-            until: that layer; the last one when left out.
+            until: that layer of the model; the last one when left out. Stages behind it have nothing to
+                do, and those before it hand on what they computed.
         """
-        end = len(self.layers) - 1 if until is None else until
+        end = (self.ranks.layers - 1 if until is None else until) - self.ranks.first_layer
         asks = any(one.watcher.asks for one in slices)
         ends = list(itertools.accumulate(len(one.positions) for one in slices))
         parts = [
@@ -102,7 +110,8 @@ class SlicedModel:
             if asks:
                 watching.enter_context(self.tap.asking(ask))
             with contextlib.suppress(_Filled):
-                self._run(slices)
+                if end >= 0:
+                    self._run(slices)
         for one in slices:
             one.watcher.end()
 
@@ -111,7 +120,7 @@ class SlicedModel:
         heads = self.layers[index].kv_heads
         return keys.view(len(keys), heads, -1), values.view(len(values), heads, -1)
 
-    def _run(self, slices: Sequence[Slice], rotary_shift: int = 0) -> Tensor:
+    def _run(self, slices: Sequence[Slice], rotary_shift: int = 0) -> Tensor | None:
         tokens = [token for one in slices for token in one.tokens]
         positions = torch.cat([one.positions for one in slices])
         metadata, slots = self.attention.metadata(slices)
@@ -128,7 +137,13 @@ class SlicedModel:
             ),
         ):
             ids = torch.tensor(tokens, device=self.paged.device)
-            output = self._model(input_ids=ids, positions=positions + rotary_shift)
+            before = {}
+            if (states := self.ranks.receive()) is not None:
+                before["intermediate_tensors"] = states
+            output = self._model(input_ids=ids, positions=positions + rotary_shift, **before)
+        if isinstance(output, IntermediateTensors):
+            self.ranks.hand_on(output)
+            return None
         # A model that feeds an EAGLE-3 head gives hidden states of other layers beside.
         hidden: Tensor = output[0] if isinstance(output, tuple) else output
         return hidden

@@ -1,4 +1,5 @@
-"""Two ranks, each with its own files, answer as one does: each has its own heads, or all latents."""
+"""Two ranks, each with its own files, answer as one does: each has its own heads (of latents all), or its
+own layers."""
 
 from __future__ import annotations
 
@@ -12,14 +13,16 @@ from semkv_rag.connector.messages import REFUSED_ON_ANOTHER_RANK, GateReport, of
 from semkv_rag.engine import Completion, Engine
 from workbench.answers import assert_same, blended, plain
 from workbench.chunks import random_tokens, store_chunks
-from workbench.engines import Engines, a_core_each
+from workbench.engines import Engines, own_on_two_ranks
 from workbench.inside import in_each, last_picked
+from workbench.tiny_models import LATENT
 
 OPTIONS: list[dict[str, Any]] = [
     {"ratio": 0.0},
     {"ratio": 0.3},
     {"ratio": 1.0},
     {"ratio": 0.4, "selector": "kv_deviation"},
+    {"ratio": 0.4, "selector": "kv_deviation", "check_layer": 3},
     {"ratio": 0.2, "selector": "query_attention"},
     {"ratio": 0.2, "selector": "deviation_x_attention"},
 ]
@@ -41,13 +44,18 @@ def gates_refuse(engine: Engine) -> list[str | None]:
 
         blend_pass = get_kv_transfer_group().executor._blend_pass
         tap = blend_pass.setting.model.tap
-        impl = tap._layers[1].attention.impl
+        impl = tap._layers[-1].attention.impl
         tapped = impl.do_kv_cache_update
         if worker.rank == 1:
-            impl.do_kv_cache_update = tap._update[1]
+            impl.do_kv_cache_update = tap._update[-1]
         try:
-            dtype = worker.model_runner.dtype
-            return run_gate(blend_pass, vocabulary=480, block_size=32, blocks=9, dtype=dtype).reason
+            return run_gate(
+                blend_pass,
+                vocabulary=480,
+                block_size=blend_pass.setting.model.paged.block_size,
+                blocks=9,
+                dtype=worker.model_runner.dtype,
+            ).reason
         finally:
             impl.do_kv_cache_update = tapped
 
@@ -63,18 +71,25 @@ def computed(answer: Completion) -> set[int]:
 WEIGHED: list[dict[str, Any]] = [{"ratio": ratio, "token_map": True} for ratio in (0.3, 0.5)]
 """By attention and by what each rank has stored of its own heads."""
 
+WAYS = ("tensor_parallel_size", "pipeline_parallel_size")
+
 IN_SOAK = ("deepseek_v2", "gemma3_sliding", "gpt_oss", "mistral_sliding", "paddleocr_vl")
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     "arch", ["qwen3", *(pytest.param(arch, marks=pytest.mark.soak) for arch in IN_SOAK)]
 )
 def test_two_ranks_answer_as_one(
     arch: str,
+    way: str,
     engines: Engines,
     tiny_model: Callable[[str], Path],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if arch == "paddleocr_vl" and way == "pipeline_parallel_size":
+        pytest.skip("vLLM has no pipeline for PaddleOCR-VL")
     model = tiny_model(arch)
     tokens = [random_tokens(seed, 60 + seed) for seed in range(3)]
     prompt = [*random_tokens(99, 16), *tokens[2], *tokens[0], *random_tokens(77, 16)]
@@ -84,15 +99,22 @@ def test_two_ranks_answer_as_one(
         store_weighed(one, tokens)
         expected = [blended(one, prompt, **options) for options in OPTIONS]
         weighed = [blended(one, prompt, namespace="weighed", **options) for options in WEIGHED]
+        fingerprint, kv_bytes_per_token = one.fingerprint, one.kv_bytes_per_token
 
+    if (arch, way) == ("qwen3", "pipeline_parallel_size"):  # others' stages are of equal length
+        monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "1,3")
     store = tmp_path / "two"
-    with a_core_each(), engines.own(model, store=store, tensor_parallel_size=2) as two:
+    with own_on_two_ranks(engines, model, way, store=store) as two:
         assert two.gate.servable, two.gate.reason
+        assert two.fingerprint != fingerprint
+        copies = 2 if arch in LATENT and way == "tensor_parallel_size" else 1
+        assert two.kv_bytes_per_token == copies * kv_bytes_per_token
         stored = store_chunks(two, tokens, namespace="default")
         for options, answer in zip(OPTIONS, expected, strict=True):
             got = blended(two, prompt, **options)
             assert_same(got, answer)
             assert got.report.recomputed_tokens == answer.report.recomputed_tokens
+            assert got.report.file_bytes == copies * answer.report.file_bytes
         assert_same(blended(two, prompt, ratio=1.0), plain(two, prompt))
 
         store_weighed(two, tokens)

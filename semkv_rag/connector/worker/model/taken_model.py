@@ -1,0 +1,57 @@
+"""The model that vLLM has loaded, and its paged cache, as blends and captures use them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.config import VllmConfig
+
+from semkv_rag.connector.worker.model.adapters import adapters_of
+from semkv_rag.connector.worker.model.block_layout import BlockLayout, find_layouts
+from semkv_rag.connector.worker.model.kv_tap import KVTap
+from semkv_rag.connector.worker.model.latent import LatentLayer, attend_to_context
+from semkv_rag.connector.worker.model.layer import Layer
+from semkv_rag.connector.worker.model.model_view import Unservable, model_layers
+from semkv_rag.connector.worker.model.paged import PagedKV
+from semkv_rag.connector.worker.model.scattered import ScatteredAttention
+from semkv_rag.connector.worker.model.sliced_model import SlicedModel
+from semkv_rag.connector.worker.model.whole_windows import keeps_all
+from semkv_rag.connector.worker.ranks import Ranks
+
+
+def take_model(runner: Any, config: VllmConfig) -> tuple[SlicedModel, Sequence[BlockLayout]]:
+    """The model of a runner whose cache is allocated, and the layout of each layer's blocks.
+
+    Raises:
+        Unservable: it cannot be served with reuse.
+    """
+    groups = runner.kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        raise Unservable(f"its cache has {len(groups)} groups (hybrid cache)")
+    if not keeps_all(groups[0].kv_cache_spec):
+        raise Unservable("vLLM drops blocks of its cache that are outside of a window")
+    layers = model_layers(runner.get_model(), config)
+    ranks = _ranks(config, layers)
+    tap, paged = KVTap(layers), PagedKV(runner, config.cache_config.block_size)
+    layouts = find_layouts(layers, tap, paged, runner.dtype)
+    by_token = any(layer.by_token for layer in layers)
+    attention = ScatteredAttention(runner, config, paged, by_token=by_token)
+    for layer in layers:
+        if isinstance(layer, LatentLayer):
+            attend_to_context(layer)
+    adapters = adapters_of(runner, config)
+    model = SlicedModel(runner.get_model(), layers, tap, paged, attention, config, ranks, adapters)
+    return model, layouts
+
+
+def _ranks(config: VllmConfig, layers: Sequence[Layer]) -> Ranks:
+    """This rank among those that compute the model, whose `layers` it has."""
+    stages = config.parallel_config.pipeline_parallel_size
+    total = config.model_config.get_total_num_hidden_layers() if stages > 1 else len(layers)
+    ranks = Ranks.of_this_process(total)
+    if len(layers) != ranks.own_layers:
+        raise Unservable(
+            f"{len(layers)} of the {ranks.own_layers} layers of a stage have attention that vLLM caches"
+        )
+    return ranks
