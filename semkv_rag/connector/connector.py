@@ -118,6 +118,7 @@ class SemKVConnector(KVConnectorBase_V1):
             defaults=ReuseOptions.from_mapping(extra.get("reuse", {})),
             block_size=config.cache_config.block_size,
             step_tokens=config.scheduler_config.max_num_batched_tokens,
+            steps_at_once=config.max_concurrent_batches,
             request_namespace=bool(extra.get("request_namespace", False)),
             fusion=config.ec_transfer_config is not None,
             image_obstacle=(

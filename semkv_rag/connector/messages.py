@@ -215,7 +215,7 @@ class StepMetadata(KVConnectorMetadata):
         ahead: the chunks of requests that were planned since the last step, and wait.
         blends: that begin; they take turns in the order in which they began.
         budget_tokens: so many tokens the blends may compute.
-        idle: whether the step has no forward: a blend may wait for what is being loaded.
+        idle: whether no step under way has a forward: a blend may wait for what is being loaded.
         first_forwards: those of requests that were blended.
     """
 

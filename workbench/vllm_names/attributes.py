@@ -127,6 +127,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "ec_transfer_config",
         "kv_transfer_config",
         "lora_config",
+        "max_concurrent_batches",
         "model_config",
         "parallel_config",
         "scheduler_config",

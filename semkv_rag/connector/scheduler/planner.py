@@ -78,6 +78,7 @@ class RequestPlanner:
         defaults: the options of requests that bring none.
         block_size: tokens of a block, as they are hashed.
         step_tokens: the most that a step computes.
+        steps_at_once: so many steps are under way at most.
         request_namespace: whether a request may name its own namespace. Only where whoever sends
             requests has been checked before.
         fusion: whether the features of images are stored.
@@ -94,6 +95,7 @@ class RequestPlanner:
         defaults: ReuseOptions,
         block_size: int,
         step_tokens: int,
+        steps_at_once: int,
         request_namespace: bool,
         fusion: bool = False,
         image_obstacle: str | None = None,
@@ -107,7 +109,7 @@ class RequestPlanner:
         self._catalogue, self._owners = catalogue, owners
         self._defaults = defaults
         self._block_size = block_size
-        self._step_work = StepWork(block_size, step_tokens, self._block_ids)
+        self._step_work = StepWork(block_size, step_tokens, steps_at_once, self._block_ids)
         self._request_namespace = request_namespace
         self._fusion = fusion
         self._image_obstacle, self._image_grids = image_obstacle, image_grids

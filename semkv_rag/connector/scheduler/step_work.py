@@ -29,6 +29,7 @@ class StepWork:
     Args:
         block_size: tokens of a block.
         step_tokens: the most that a step computes.
+        steps_at_once: so many steps are under way at most.
         block_ids: a request's blocks, in order, by its id.
     """
 
@@ -36,9 +37,11 @@ class StepWork:
         self,
         block_size: int,
         step_tokens: int,
+        steps_at_once: int,
         block_ids: Callable[[str], list[int]],
     ) -> None:
         self._block_size, self._step_tokens = block_size, step_tokens
+        self._steps_at_once, self._without_forward = steps_at_once, steps_at_once
         self._block_ids = block_ids
 
     def metadata(
@@ -56,6 +59,7 @@ class StepWork:
             scheduled: what its forward computes, see `scheduled_ranges`.
         """
         computed = sum(end - begin for begin, end in scheduled.values())
+        self._without_forward = 0 if computed else self._without_forward + 1
         known = [
             (requests[request_id], end)
             for request_id, (_, end) in scheduled.items()
@@ -65,7 +69,7 @@ class StepWork:
             ahead=[_ahead(tracked) for tracked in planned if tracked.blend is None],
             blends=blends,
             budget_tokens=max(self._step_tokens - computed, self._step_tokens // LEAST_SHARE),
-            idle=not computed,
+            idle=self._without_forward >= self._steps_at_once,
             first_forwards=[
                 self._first_forward(tracked, end)
                 for tracked, end in known

@@ -3,8 +3,8 @@
 To vLLM a blend is an asynchronous load: the request has its blocks and no place in a step until the blend
 is done. In every step meanwhile, behind the step's forward, the blends compute as many tokens as the step
 has left, in the order in which they began, as vLLM's own chunked prefill does; those of several go in one
-forward. Stored KV loads beside that. In a step without a forward nobody waits, so there a blend waits for
-its KV, layer by layer.
+forward. Stored KV loads beside that. Where no step under way has a forward nobody waits, so there a blend
+waits for its KV, layer by layer.
 
 A fault never fails a request: its blocks are named to vLLM, which computes its tokens.
 """

@@ -63,7 +63,6 @@ class BlendRun:
         recalled: Picked | None,
     ) -> None:
         self._setting, self._model, self._plan = setting, setting.model, task.plan
-        self._ranks = setting.model.ranks
         self.rows = BlendRows.of(task, setting.model.paged)
         options = task.plan.options
         self._selector = selector_type(options.selector)()
@@ -163,7 +162,7 @@ class BlendRun:
             if selector.weighs_layers:
                 if self._plan.question is not None:
                     sensitivity = self._sensitivity()
-                self._expected = Expectation(attention, sensitivity, self._ranks)
+                self._expected = Expectation(attention, sensitivity, self._model.ranks)
         if selector.needs_check_layer:
             deviation = yield from self._check()
         return selector.scores(
@@ -197,17 +196,17 @@ class BlendRun:
         rows, question = self.rows, self._plan.question
         if question is None:  # the prompt ends with an image
             even = torch.ones(len(rows.candidates), device=rows.positions.device)
-            return even.expand(self._ranks.layers, -1)
+            return even.expand(self._model.ranks.layers, -1)
         asking = question_asks(
             question, rows.tokens, rows.positions[rows.candidates], rows.positions[rows.fresh]
         )
         asked = QuestionPass(self._setting, asking, rows, self.stored)
         for launch in asked.launches(self._setting.piece_tokens):
             yield launch
-            self.computed_rows += len(launch) * self._ranks.layers
+            self.computed_rows += len(launch) * self._model.ranks.layers
         # The text before the first candidate saw nothing but exact KV, and is right.
         self._fresh = rows.fresh[rows.fresh > rows.candidates[0]]
-        return self._ranks.of_all_layers(asked.squares).sqrt()
+        return self._model.ranks.of_all_layers(asked.squares).sqrt()
 
     def _sensitivity(self) -> Tensor | None:
         """The candidates' stored sensitivity, [layers, candidates]; None where no rank has it.
@@ -218,14 +217,14 @@ class BlendRun:
         shape = len(self._model.layers), len(self.rows.candidates)
         squares = torch.zeros(shape) if stored is None else stored.square()
         have_it = total(torch.tensor([float(stored is not None)], device=device))
-        squares = self._ranks.of_all_layers(squares.to(device))
+        squares = self._model.ranks.of_all_layers(squares.to(device))
         return squares.sqrt() if float(have_it) else None
 
     def _check(self) -> Generator[Launch, None, Tensor]:
         """Run the check; the deviation of each candidate, [candidates]."""
         rows, layer, paged = self.rows, self._check_layer, self._model.paged
         own = (
-            layer - self._ranks.first_layer
+            layer - self._model.ranks.first_layer
         )  # as this rank counts its layers, if it is one of them
         if own >= 0:
             self.stored.wait(min(own, len(self._model.layers) - 1))
@@ -251,7 +250,7 @@ class BlendRun:
         if len(rows):
             # Whoever looks at what is stored has seen all of it come.
             yield self._launch(rows, seen or Loading(self.stored))
-            self.computed_rows += len(rows) * self._ranks.layers
+            self.computed_rows += len(rows) * self._model.ranks.layers
 
     def _launch(self, rows: Tensor, watcher: Watcher) -> Launch:
         positions = self.rows.positions[rows.sort().values]
