@@ -7,8 +7,9 @@ one file or test needs for itself, since it spoils its store or wants a cache of
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,25 +60,30 @@ class Engines:
 
 
 @contextmanager
-def a_core_each() -> Iterator[None]:
-    """Two ranks of an engine that is started inside have a core each; else the test is skipped."""
+def a_core_each(ranks: int = 2) -> Iterator[None]:
+    """Ranks of an engine that is started inside are bound to one of two cores each; else the test is
+    skipped."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         pytest.skip("needs a core for each of two ranks")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{cores[0]}|{cores[1]}")
+        bound = "|".join(str(cores[rank % 2]) for rank in range(ranks))
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", bound)
         yield
 
 
 @contextmanager
-def own_on_two_ranks(engines: Engines, model: Path, way: str, **arguments: Any) -> Iterator[Engine]:
-    """A new engine of two ranks, which have a core each; else the test is skipped.
+def own_on_ranks(
+    engines: Engines, model: Path, sizes: Mapping[str, int], **arguments: Any
+) -> Iterator[Engine]:
+    """A new engine of several ranks; the test is skipped where there are no two cores for them.
 
     Args:
-        way: `tensor_parallel_size` or `pipeline_parallel_size`.
+        sizes: `tensor_parallel_size`, `pipeline_parallel_size` or both.
         arguments: as for `Engines.get`.
     """
-    with a_core_each(), engines.own(model, **{way: 2}, **arguments) as engine:
+    ranks = math.prod(sizes.values())
+    with a_core_each(ranks), engines.own(model, **sizes, **arguments) as engine:
         in_each(engine, _make_room_between_stages)
         yield engine
 

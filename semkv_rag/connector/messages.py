@@ -138,7 +138,7 @@ class BlendStats:
     seen: SeenTokens | None = None
 
     def with_bytes_of(self, other: BlendStats) -> BlendStats:
-        """This, with the bytes of another rank's chunk files added. All else is the same on all ranks."""
+        """This, with the bytes of another rank's chunk files added. All else is one rank's."""
         return replace(
             self,
             memory_bytes=self.memory_bytes + other.memory_bytes,

@@ -19,15 +19,15 @@ from semkv_rag.engine import Completion, Engine
 from semkv_rag.engine.completion import join
 from workbench.answers import assert_same
 from workbench.chunks import Tokens, random_tokens, store_chunks
-from workbench.engines import Engines, own_on_two_ranks
+from workbench.engines import Engines, own_on_ranks
 from workbench.inside import open_chunk_files
 from workbench.tiny_models import LATENT, THREE_ROWS, WINDOWED
 
 SAMPLING = {"temperature": 0.0, "max_tokens": 24, "logprobs": 5, "ignore_eos": True}
 REQUESTS = 32
 TWO_RANKS = {
-    "qwen3, tensor parallel": "tensor_parallel_size",
-    "qwen3, pipeline": "pipeline_parallel_size",
+    "qwen3, tensor parallel": {"tensor_parallel_size": 2},
+    "qwen3, pipeline": {"pipeline_parallel_size": 2},
 }
 IN_SOAK = (*TWO_RANKS, *WINDOWED, *LATENT, *THREE_ROWS)
 
@@ -49,7 +49,7 @@ class Crowd:
 def crowd(
     request: pytest.FixtureRequest, engines: Engines, tiny_model: Callable[[str], Path]
 ) -> Iterator[Crowd]:
-    arch, way = request.param.partition(",")[0], TWO_RANKS.get(request.param)
+    arch, sizes = request.param.partition(",")[0], TWO_RANKS.get(request.param)
     # About four of the requests below fit at a time: 40 blocks of 32 tokens.
     args = {"num_gpu_blocks_override": 40, "block_size": 32, "max_num_seqs": 16}
     if arch in LATENT:  # on a CPU without AMX in blocks of 16, and no prompt in parts
@@ -57,10 +57,10 @@ def crowd(
     else:
         args |= {"max_num_batched_tokens": 128}
     with contextlib.ExitStack() as ends:
-        if way is None:
+        if sizes is None:
             engine = ends.enter_context(engines.own(tiny_model(arch), **args))
         else:
-            engine = ends.enter_context(own_on_two_ranks(engines, tiny_model(arch), way, **args))
+            engine = ends.enter_context(own_on_ranks(engines, tiny_model(arch), sizes, **args))
         assert engine.gate.servable, engine.gate.reason
         tokens = [random_tokens(seed, 70 + seed) for seed in range(6)]
         contexts = random_tokens(50, 30), random_tokens(51, 30)

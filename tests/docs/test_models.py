@@ -28,7 +28,7 @@ COLUMNS = {
     3: {*SERVED, *KINDS},
     4: {*named_in("connector/test_against_references.py"), *KINDS},
     5: {*SERVED, *KINDS},
-    6: named_in("connector/test_two_ranks.py"),
+    6: named_in("connector/test_several_ranks.py"),
     8: named_in("connector/test_8_bit_cache.py"),
 }
 """The small models that run, by the column that says so."""

@@ -223,9 +223,8 @@ class BlendRun:
     def _check(self) -> Generator[Launch, None, Tensor]:
         """Run the check; the deviation of each candidate, [candidates]."""
         rows, layer, paged = self.rows, self._check_layer, self._model.paged
-        own = (
-            layer - self._model.ranks.first_layer
-        )  # as this rank counts its layers, if it is one of them
+        # As this rank counts its layers; it may be none of them.
+        own = layer - self._model.ranks.first_layer
         if own >= 0:
             self.stored.wait(min(own, len(self._model.layers) - 1))
         candidates = rows.positions[rows.candidates]

@@ -1,8 +1,9 @@
-"""Two ranks, each with its own files, answer as one does: each has its own heads (of latents all), or its
-own layers."""
+"""Several ranks, each with its own files, answer as one does: each has its own heads (of latents all), or
+its own layers."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from semkv_rag.connector.messages import REFUSED_ON_ANOTHER_RANK, GateReport, of
 from semkv_rag.engine import Completion, Engine
 from workbench.answers import assert_same, blended, plain
 from workbench.chunks import random_tokens, store_chunks
-from workbench.engines import Engines, own_on_two_ranks
+from workbench.engines import Engines, own_on_ranks
 from workbench.inside import in_each, last_picked
 from workbench.tiny_models import LATENT
 
@@ -71,16 +72,27 @@ def computed(answer: Completion) -> set[int]:
 WEIGHED: list[dict[str, Any]] = [{"ratio": ratio, "token_map": True} for ratio in (0.3, 0.5)]
 """By attention and by what each rank has stored of its own heads."""
 
-WAYS = ("tensor_parallel_size", "pipeline_parallel_size")
+WAYS = {
+    "tensor parallel": {"tensor_parallel_size": 2},
+    "pipeline": {"pipeline_parallel_size": 2},
+    "both": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+}
 
 IN_SOAK = ("deepseek_v2", "gemma3_sliding", "gpt_oss", "mistral_sliding", "paddleocr_vl")
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(
-    "arch", ["qwen3", *(pytest.param(arch, marks=pytest.mark.soak) for arch in IN_SOAK)]
-)
-def test_two_ranks_answer_as_one(
+CASES = [
+    ("qwen3", "tensor parallel"),
+    ("qwen3", "pipeline"),
+    pytest.param("qwen3", "both", marks=pytest.mark.soak),
+    *(pytest.param(arch, "tensor parallel", marks=pytest.mark.soak) for arch in IN_SOAK),
+    # vLLM has no pipeline for PaddleOCR-VL.
+    *(pytest.param(arch, "pipeline", marks=pytest.mark.soak) for arch in IN_SOAK[:-1]),
+]
+
+
+@pytest.mark.parametrize(("arch", "way"), CASES)
+def test_several_ranks_answer_as_one(
     arch: str,
     way: str,
     engines: Engines,
@@ -88,8 +100,6 @@ def test_two_ranks_answer_as_one(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if arch == "paddleocr_vl" and way == "pipeline_parallel_size":
-        pytest.skip("vLLM has no pipeline for PaddleOCR-VL")
     model = tiny_model(arch)
     tokens = [random_tokens(seed, 60 + seed) for seed in range(3)]
     prompt = [*random_tokens(99, 16), *tokens[2], *tokens[0], *random_tokens(77, 16)]
@@ -101,13 +111,14 @@ def test_two_ranks_answer_as_one(
         weighed = [blended(one, prompt, namespace="weighed", **options) for options in WEIGHED]
         fingerprint, kv_bytes_per_token = one.fingerprint, one.kv_bytes_per_token
 
-    if (arch, way) == ("qwen3", "pipeline_parallel_size"):  # others' stages are of equal length
+    sizes = WAYS[way]
+    if arch == "qwen3" and "pipeline_parallel_size" in sizes:  # others' stages are of equal length
         monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "1,3")
     store = tmp_path / "two"
-    with own_on_two_ranks(engines, model, way, store=store) as two:
+    with own_on_ranks(engines, model, sizes, store=store) as two:
         assert two.gate.servable, two.gate.reason
         assert two.fingerprint != fingerprint
-        copies = 2 if arch in LATENT and way == "tensor_parallel_size" else 1
+        copies = 2 if arch in LATENT and way == "tensor parallel" else 1
         assert two.kv_bytes_per_token == copies * kv_bytes_per_token
         stored = store_chunks(two, tokens, namespace="default")
         for options, answer in zip(OPTIONS, expected, strict=True):
@@ -120,8 +131,8 @@ def test_two_ranks_answer_as_one(
         store_weighed(two, tokens)
         for options, answer in zip(WEIGHED, weighed, strict=True):
             got = blended(two, prompt, namespace="weighed", **options)
-            first_rank, second_rank = last_picked(two)
-            assert first_rank == second_rank
+            first_rank, *others = last_picked(two)
+            assert others == [first_rank] * (math.prod(sizes.values()) - 1)
             # What is stored is rounded on each rank, so a few tokens at the margin are others.
             alike = len(computed(got) & computed(answer)) / len(computed(answer))
             assert alike > 0.85
@@ -130,7 +141,7 @@ def test_two_ranks_answer_as_one(
         # A file that one rank cannot read: all ranks compute, and the answer is plain vLLM's.
         for rank, chunk in ((1, stored[0]), (0, stored[2])):
             files = sorted(store.rglob(f"*{chunk.id}*"))
-            assert len(files) == 2, files
+            assert len(files) == math.prod(sizes.values()), files
             files[rank].write_bytes(files[rank].read_bytes()[:-9])
             two.reset_prefix_cache()
             torn = blended(two, prompt, ratio=0.5)
@@ -140,9 +151,10 @@ def test_two_ranks_answer_as_one(
             assert_same(torn, plain(two, prompt))
 
         # A layer whose keys the second rank cannot see: the gate refuses on both, and neither waits.
-        first_rank, second_rank = gates_refuse(two)
-        assert first_rank == REFUSED_ON_ANOTHER_RANK
-        assert second_rank is not None
-        assert "it writes KV itself" in second_rank
-        both = [GateReport(False, reason) for reason in (first_rank, second_rank)]
-        assert of_all_ranks(both).reason == second_rank
+        reasons = gates_refuse(two)
+        knowing = reasons.pop(1)
+        assert knowing is not None
+        assert "it writes KV itself" in knowing
+        assert set(reasons) == {REFUSED_ON_ANOTHER_RANK}
+        gates = [GateReport(False, reason) for reason in (*reasons, knowing)]
+        assert of_all_ranks(gates).reason == knowing
