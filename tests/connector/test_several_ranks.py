@@ -114,24 +114,24 @@ def test_several_ranks_answer_as_one(
     sizes = WAYS[way]
     if arch == "qwen3" and "pipeline_parallel_size" in sizes:  # others' stages are of equal length
         monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "1,3")
-    store = tmp_path / "two"
-    with own_on_ranks(engines, model, sizes, store=store) as two:
-        assert two.gate.servable, two.gate.reason
-        assert two.fingerprint != fingerprint
+    store = tmp_path / "several"
+    with own_on_ranks(engines, model, sizes, store=store) as several:
+        assert several.gate.servable, several.gate.reason
+        assert several.fingerprint != fingerprint
         copies = 2 if arch in LATENT and way == "tensor parallel" else 1
-        assert two.kv_bytes_per_token == copies * kv_bytes_per_token
-        stored = store_chunks(two, tokens, namespace="default")
+        assert several.kv_bytes_per_token == copies * kv_bytes_per_token
+        stored = store_chunks(several, tokens, namespace="default")
         for options, answer in zip(OPTIONS, expected, strict=True):
-            got = blended(two, prompt, **options)
+            got = blended(several, prompt, **options)
             assert_same(got, answer)
             assert got.report.recomputed_tokens == answer.report.recomputed_tokens
             assert got.report.file_bytes == copies * answer.report.file_bytes
-        assert_same(blended(two, prompt, ratio=1.0), plain(two, prompt))
+        assert_same(blended(several, prompt, ratio=1.0), plain(several, prompt))
 
-        store_weighed(two, tokens)
+        store_weighed(several, tokens)
         for options, answer in zip(WEIGHED, weighed, strict=True):
-            got = blended(two, prompt, namespace="weighed", **options)
-            first_rank, *others = last_picked(two)
+            got = blended(several, prompt, namespace="weighed", **options)
+            first_rank, *others = last_picked(several)
             assert others == [first_rank] * (math.prod(sizes.values()) - 1)
             # What is stored is rounded on each rank, so a few tokens at the margin are others.
             alike = len(computed(got) & computed(answer)) / len(computed(answer))
@@ -143,15 +143,15 @@ def test_several_ranks_answer_as_one(
             files = sorted(store.rglob(f"*{chunk.id}*"))
             assert len(files) == math.prod(sizes.values()), files
             files[rank].write_bytes(files[rank].read_bytes()[:-9])
-            two.reset_prefix_cache()
-            torn = blended(two, prompt, ratio=0.5)
+            several.reset_prefix_cache()
+            torn = blended(several, prompt, ratio=0.5)
             assert torn.report.reused_tokens == 0
             assert torn.report.reason is not None
             assert "torn" in torn.report.reason, "it is the rank's that found it"
-            assert_same(torn, plain(two, prompt))
+            assert_same(torn, plain(several, prompt))
 
         # A layer whose keys the second rank cannot see: the gate refuses on both, and neither waits.
-        reasons = gates_refuse(two)
+        reasons = gates_refuse(several)
         knowing = reasons.pop(1)
         assert knowing is not None
         assert "it writes KV itself" in knowing

@@ -30,7 +30,8 @@ def total(found: Tensor) -> Tensor:
     """
     found, pipeline = tensor_model_parallel_all_reduce(found), get_pp_group()
     if pipeline.world_size > 1:
-        # On a CPU vLLM's own hands hidden states on through the same memory, and mixes up both.
+        # Not by the group's own `all_reduce`: on a CPU it and `send_tensor_dict` use the same memory, and
+        # one reads what the other wrote.
         torch.distributed.all_reduce(found, group=pipeline.device_group)
     return found
 

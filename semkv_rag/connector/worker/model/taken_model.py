@@ -46,7 +46,14 @@ def take_model(runner: Any, config: VllmConfig) -> tuple[SlicedModel, Sequence[B
 
 
 def _ranks(config: VllmConfig, layers: Sequence[Layer]) -> Ranks:
-    """This rank among those that compute the model, whose `layers` it has."""
+    """This rank among those that compute the model.
+
+    Args:
+        layers: those of the model that it has.
+
+    Raises:
+        Unservable: the layers of a stage are not those that vLLM counts.
+    """
     stages = config.parallel_config.pipeline_parallel_size
     total = config.model_config.get_total_num_hidden_layers() if stages > 1 else len(layers)
     ranks = Ranks.of_this_process(total)
