@@ -32,12 +32,12 @@ from workbench.figures import save
 from workbench.in_process import Clock, connected, to_first_token
 
 CHUNK = 64
-SCHEDULER = ("build_connector_meta", "update_connector_output", "request_finished")
+SCHEDULER = ("build_connector_meta", "update_connector_output", "request_finished_all_groups")
 WORKER = (
     "bind_connector_metadata",
     "start_load_kv",
     "wait_for_save",
-    "get_finished",
+    "get_transfer_results",
     "get_block_ids_with_load_errors",
     "build_connector_worker_meta",
 )

@@ -31,7 +31,7 @@ def picked_positions(
     engine: Engine, plan: ReusePlan, prompt: list[int], adapter: Adapter | None = None
 ) -> list[int] | None:
     """The prompt positions that the executor picked; None when it did not look at the KV."""
-    key = BlendTask("", plan, prompt[: plan.covered], [], 0, adapter=adapter).key()
+    key = BlendTask("", plan, prompt[: plan.covered], (), 0, adapter=adapter).key()
 
     def remembered(worker: Any) -> list[int] | None:
         from vllm.distributed.kv_transfer import get_kv_transfer_group

@@ -62,7 +62,7 @@ class Loading:
         self._source = torch.ones(self.kv_bytes, dtype=torch.uint8)
         self._target = torch.ones(self.kv_bytes, dtype=torch.uint8)
         self._block = executor._config.cache_config.block_size
-        self._slots = BlendRows.of(self._task(moved=True), self._setting.model.paged).slots
+        (self._slots,) = BlendRows.of(self._task(moved=True), self._setting.model.paged).slots
         dtype = self._setting.model.layers[0].attention.kv_cache.dtype
         # Each layer's from memory of its own, as a blend has them: what was just read is in a cache.
         self._there = random_kv(files.shapes, len(self._slots), dtype)
@@ -187,7 +187,7 @@ class Loading:
         options = ReuseOptions(namespace=self._chunks.namespace, ratio=0.0)
         blocks = list(range(1, 2 - (-covered // self._block)))
         plan, tokens = ReusePlan(spans, covered, options), [8] * covered
-        return BlendTask("loading", plan, tokens, blocks, 0, self._chunks.model)
+        return BlendTask("loading", plan, tokens, (blocks,), 0, self._chunks.model)
 
 
 def _timed(

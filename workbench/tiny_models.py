@@ -184,7 +184,8 @@ def _gemma3_sliding() -> transformers.PretrainedConfig:
         head_dim=32,
         query_pre_attn_scalar=32,
         sliding_window=WINDOW,
-        layer_types=["sliding_attention", "full_attention"] * 2,
+        # In four groups of vLLM's hybrid KV cache manager, whose layers share one tensor.
+        layer_types=[*["sliding_attention"] * 2, "full_attention", "sliding_attention"],
     )
 
 

@@ -32,6 +32,7 @@ from semkv_rag.corpus import (
     PrecomputeResult,
     precompute,
 )
+from semkv_rag.corpus.capture import CAPTURING_ARGS
 from semkv_rag.corpus.chat_prefix import chat_prefix
 from semkv_rag.corpus.context import context_modes
 from semkv_rag.errors import OptionError
@@ -189,7 +190,8 @@ def precompute_command(
             from semkv_rag.engine import Engine
 
             bar.starting(model)
-            engine = Engine(model, store=place, index_url=index_url, codec=codec, **arguments)
+            of_engine = {**CAPTURING_ARGS, **arguments}
+            engine = Engine(model, store=place, index_url=index_url, codec=codec, **of_engine)
             stack.enter_context(engine)
             if adapter is not None:
                 return engine.with_adapter(adapter.request)

@@ -39,6 +39,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
+    SupportsHMA,
 )
 
 from semkv_rag.config import ReuseOptions
@@ -56,6 +58,7 @@ from semkv_rag.connector.scheduler.catalogue import Catalogue
 from semkv_rag.connector.scheduler.owners import Owners
 from semkv_rag.connector.scheduler.planner import RequestPlanner
 from semkv_rag.connector.scheduler.precedence import Precedence
+from semkv_rag.connector.scheduler.request_blocks import RequestBlocks
 from semkv_rag.connector.scheduler.step_work import scheduled_ranges
 from semkv_rag.connector.worker.executor import BlendExecutor
 from semkv_rag.errors import SemKVError
@@ -77,7 +80,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class SemKVConnector(KVConnectorBase_V1):
+class SemKVConnector(KVConnectorBase_V1, SupportsHMA):
     """See the module's docstring."""
 
     def __init__(
@@ -98,10 +101,15 @@ class SemKVConnector(KVConnectorBase_V1):
             self.executor = BlendExecutor(vllm_config, place, ram_bytes, codec, teller)
         else:
             end_with_parent()
-            self._planner = self._make_planner(vllm_config, place, extra)
+            blocks = RequestBlocks(kv_cache_config, vllm_config.cache_config.block_size)
+            self._planner = self._make_planner(vllm_config, place, extra, blocks)
 
     def _make_planner(
-        self, config: VllmConfig, place: StorePlace, extra: dict[str, Any]
+        self,
+        config: VllmConfig,
+        place: StorePlace,
+        extra: dict[str, Any],
+        blocks: RequestBlocks,
     ) -> RequestPlanner:
         model = config_fingerprint(config)
         catalogue, fault = None, None
@@ -115,6 +123,7 @@ class SemKVConnector(KVConnectorBase_V1):
         return RequestPlanner(
             catalogue,
             owners=Owners(model, config.lora_config),
+            blocks=blocks,
             defaults=ReuseOptions.from_mapping(extra.get("reuse", {})),
             block_size=config.cache_config.block_size,
             step_tokens=config.scheduler_config.max_num_batched_tokens,
@@ -157,7 +166,7 @@ class SemKVConnector(KVConnectorBase_V1):
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
-        self.planner.kv_cache_manager = kv_cache_manager
+        self.planner.blocks.manager = kv_cache_manager
 
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
@@ -180,7 +189,7 @@ class SemKVConnector(KVConnectorBase_V1):
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        self.planner.allocated(request, list(blocks.get_block_ids()[0]), num_external_tokens)
+        self.planner.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         scheduled = scheduled_ranges(scheduler_output)
@@ -190,6 +199,9 @@ class SemKVConnector(KVConnectorBase_V1):
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         self.planner.pace.step_ended()
         results = connector_output.kv_connector_worker_meta
+        blends = results.blends if isinstance(results, WorkerResults) else {}
+        blended = {name for name, blend in blends.items() if blend.stats is not None}
+        self.planner.blocks.give_back(connector_output.finished_recving or (), blended)
         if isinstance(results, WorkerResults):
             self.planner.results(results)
             for blend in results.blends.values():
@@ -197,8 +209,8 @@ class SemKVConnector(KVConnectorBase_V1):
                     self._precedence.took_back(blend.request_id)
         self._precedence.updated()
 
-    def request_finished(
-        self, request: Request, block_ids: list[int]
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         self._precedence.ended(request)
         return False, self.planner.finished(request)
@@ -256,6 +268,13 @@ class SemKVConnector(KVConnectorBase_V1):
         """No request is sent anywhere; those whose blends ended, or were stopped with the request."""
         assert self.executor is not None
         return None, self.executor.take_ended(finished_req_ids)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Those of `get_finished`, and which of them vLLM has to compute."""
+        assert self.executor is not None
+        results = super().get_transfer_results(finished_req_ids)
+        results.failed_recving = self.executor.take_failed_requests()
+        return results
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         assert self.executor is not None

@@ -29,6 +29,12 @@ from semkv_rag.reuse import ReusePlan
 
 CaptureRole: TypeAlias = Literal["stored", "reference", "compared"]
 
+Blocks: TypeAlias = tuple[list[int], ...]
+"""The ids of a request's blocks, in order, for each group of layers that has a block table of its own."""
+
+NULL_BLOCK = 0
+"""Of vLLM: it stands where a request has no block, as a layer's window has left it behind."""
+
 
 @dataclass(frozen=True)
 class GateReport:
@@ -64,15 +70,20 @@ class BlendTask:
         start: the tokens before it are in the cache already, behind the forward of the task's step.
         model: what its chunks are stored under; empty where nothing is read from files.
         adapter: the request's; None for the model alone.
+        no_room: in words, why its blocks cannot be filled, if they cannot.
+        behind: the prompt's next tokens, with which the blend sees whether the model gives numbers. Empty
+            where the request's first forward tells, and vLLM takes the request back.
     """
 
     request_id: str
     plan: ReusePlan
     tokens: list[int]
-    block_ids: list[int]
+    block_ids: Blocks
     start: int
     model: str = ""
     adapter: Adapter | None = None
+    no_room: str | None = None
+    behind: Sequence[int] = ()
 
     def key(self) -> bytes:
         """32 bytes that two tasks share only when plan, tokens and adapter are the same."""
@@ -159,7 +170,7 @@ class FirstForward:
     """
 
     request_id: str
-    block_ids: list[int]
+    block_ids: Blocks
     start: int
     end: int
     chunk_ids: tuple[str, ...]
@@ -187,7 +198,7 @@ class CaptureTask:
     kind: str
     tokens: list[int]
     context: int
-    block_ids: list[int]
+    block_ids: Blocks
     role: CaptureRole = "stored"
     adapter: Adapter | None = None
 

@@ -26,10 +26,12 @@ Fault: TypeAlias = Literal["index", "chunk", "not_finite", "internal"]
 """What went wrong with a request's reuse: the store's index did not answer; stored KV could not be
 read or was damaged; the model gave no numbers with it; an error of this package."""
 
-PlainReason: TypeAlias = Literal["off", "request", "model", "store", "no_chunk", "slower", "fault"]
+PlainReason: TypeAlias = Literal[
+    "off", "request", "model", "store", "no_chunk", "slower", "no_room", "fault"
+]
 """Why a request was answered without stored KV: it wanted none; it cannot be served with it, or had wrong
 options; the model cannot; the store could not be opened; no stored chunk was found; loading would have
-taken longer than computing; its reuse failed."""
+taken longer than computing; the paged cache had no room for a blend; its reuse failed."""
 
 REQUESTS: Final = "semkv_requests"
 PLAIN_REQUESTS: Final = "semkv_plain_requests"

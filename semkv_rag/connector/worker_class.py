@@ -45,8 +45,11 @@ class SemKVWorker(PlatformWorker):
         leave_sinks_whole(self.vllm_config)
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
-        """Called once, before the KV cache is allocated; `whole_windows` says what is changed."""
+        """Called once, before the KV cache is allocated; `whole_windows` says what is changed where
+        vLLM's hybrid KV cache manager is off."""
         specs: dict[str, KVCacheSpec] = super().get_kv_cache_spec()
+        if not self.vllm_config.scheduler_config.disable_hybrid_kv_cache_manager:
+            return specs
         return whole_windows(specs, self.vllm_config.cache_config.block_size)
 
     def compile_or_warm_up_model(self) -> Any:

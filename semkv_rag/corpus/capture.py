@@ -8,10 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from semkv_rag.reuse.tokens import TokenArray
 from semkv_rag.store import KVStore
+
+CAPTURING_ARGS: Final = {"disable_hybrid_kv_cache_manager": True}
+"""vLLM's options of an engine that computes chunks and answers nobody, where no others are given.
+
+In a model with sliding windows vLLM's hybrid KV cache manager keeps a prompt's end alone in its prefix
+cache: what chunks have in common on their left is computed again and again.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

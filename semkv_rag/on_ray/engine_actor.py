@@ -8,6 +8,7 @@ import traceback
 from functools import partial
 from typing import Any
 
+from semkv_rag.corpus.capture import CAPTURING_ARGS
 from semkv_rag.corpus.document_text import DocumentText
 from semkv_rag.corpus.progress import PrecomputeResult
 from semkv_rag.corpus.run import PrecomputeRun
@@ -118,7 +119,7 @@ class EngineActor:
                     store=self._place,
                     index_url=job.index_url,
                     codec=job.codec,
-                    **job.engine_args,
+                    **{**CAPTURING_ARGS, **job.engine_args},
                 )
                 break
             except EngineError:

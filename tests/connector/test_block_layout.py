@@ -149,7 +149,7 @@ def test_blocks_stand_on_any_axis(shape: tuple[int, ...], axis: int, parts: int)
     runner: Any = SimpleNamespace(
         device=torch.device("cpu"),
         attn_groups=[],
-        kv_cache_config=SimpleNamespace(num_blocks=5),
+        kv_cache_config=SimpleNamespace(num_blocks=5, kv_cache_groups=[]),
     )
     paged = PagedKV(runner, TOKENS)
     cache = torch.randn(shape)

@@ -29,6 +29,8 @@ TWO_RANKS = {
     "qwen3, tensor parallel": {"tensor_parallel_size": 2},
     "qwen3, pipeline": {"pipeline_parallel_size": 2},
 }
+BLOCKS = {"gemma3_sliding": 90, "mistral_sliding": 20}
+"""Where windows have groups of their own: so many that about four requests fit, and any one's blend."""
 IN_SOAK = (*TWO_RANKS, *WINDOWED, *LATENT, *THREE_ROWS)
 
 
@@ -50,8 +52,9 @@ def crowd(
     request: pytest.FixtureRequest, engines: Engines, tiny_model: Callable[[str], Path]
 ) -> Iterator[Crowd]:
     arch, sizes = request.param.partition(",")[0], TWO_RANKS.get(request.param)
-    # About four of the requests below fit at a time: 40 blocks of 32 tokens.
-    args = {"num_gpu_blocks_override": 40, "block_size": 32, "max_num_seqs": 16}
+    # About four of the requests below fit at a time: of most models 40 blocks of 32 tokens.
+    blocks = BLOCKS.get(arch, 40)
+    args = {"num_gpu_blocks_override": blocks, "block_size": 32, "max_num_seqs": 16}
     if arch in LATENT:  # on a CPU without AMX in blocks of 16, and no prompt in parts
         args |= {"num_gpu_blocks_override": 80, "block_size": 16}
     else:

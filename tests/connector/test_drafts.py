@@ -153,7 +153,7 @@ def test_no_draft_reads_what_another_request_left(
     def spoil(_: Any) -> int:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        caches = get_kv_transfer_group().executor._queue._draft_kv._caches
+        (caches,) = get_kv_transfer_group().executor._queue._draft_kv._caches
         for cache in caches:
             cache.fill_(torch.nan)
         return len(caches)
@@ -163,8 +163,9 @@ def test_no_draft_reads_what_another_request_left(
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         kept = get_kv_transfer_group().executor._queue._draft_kv
-        axes = [kept._paged._block_axis(cache)[0] for cache in kept._caches]
-        numbers = zip(kept._caches, axes, strict=True)
+        (caches,) = kept._caches
+        axes = [kept._paged._block_axis(cache)[0] for cache in caches]
+        numbers = zip(caches, axes, strict=True)
         return [int(c.movedim(a, 0).flatten(1).isfinite().all(1).sum()) for c, a in numbers]
 
     tokens = prompt_of(stored(drafting, namespace), 3)

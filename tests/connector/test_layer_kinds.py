@@ -26,6 +26,15 @@ from workbench.tiny_models import LATENT, THREE_ROWS, WINDOW, WINDOWED
 PREFIX = random_tokens(900, 50)
 OTHER = random_tokens(899, 40)
 KINDS = (*WINDOWED, *LATENT, *THREE_ROWS)
+ONE_GROUP = {"disable_hybrid_kv_cache_manager": True}
+"""Without vLLM's hybrid KV cache manager: the blocks of all tokens are kept in all layers."""
+CASES: dict[str, tuple[str, dict[str, object]]] = {
+    **{arch: (arch, {}) for arch in KINDS},
+    **{f"{arch}, one group": (arch, ONE_GROUP) for arch in WINDOWED},
+    # A chunk is computed over several steps, between which its first blocks are given up.
+    "gemma3_sliding, small steps": ("gemma3_sliding", {"max_num_batched_tokens": 48}),
+}
+IN_SOAK = ("gemma2_sliding, one group", "mistral_sliding, one group")
 
 
 class Stocked(Pair):
@@ -46,12 +55,18 @@ class Stocked(Pair):
         return plan_of(tokens, spans, ReuseOptions(**options))  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(case, marks=[pytest.mark.soak] * (case in IN_SOAK), id=case) for case in CASES
+    ],
+)
 def stocked(
     request: pytest.FixtureRequest, engines: Engines, tiny_model: Callable[[str], Path]
 ) -> Iterator[Stocked]:
-    folder = tiny_model(request.param)
-    with engines.own(folder) as engine:
+    arch, args = CASES[request.param]
+    folder = tiny_model(arch)
+    with engines.own(folder, **args) as engine:
         assert engine.gate.servable, engine.gate.reason
         tokens = [random_tokens(seed, 70 + 7 * seed) for seed in range(4)]
         chunks = store_chunks(engine, tokens[:3], namespace="default", reference=OTHER)
@@ -59,7 +74,7 @@ def stocked(
         reference = ReferenceModel(folder)
         stored = {c.id: reference.compared(c.context, c.tokens, OTHER) for c in chunks[:3]}
         stored[chunks[3].id] = reference.stored(PREFIX, chunks[3].tokens)
-        yield Stocked(engine, reference, chunks, stored, request.param not in LATENT)
+        yield Stocked(engine, reference, chunks, stored, arch not in LATENT)
 
 
 def test_the_gate_moves_keys_and_attends_exactly(stocked: Stocked) -> None:

@@ -66,16 +66,16 @@ def test_a_blend_leaves_the_buffers_of_a_step_alone(engine: Engine) -> None:
                 group.create_metadata_builders(
                     worker.vllm_config, runner.device, builders[0].kv_cache_spec.block_size
                 )
-            blocks = torch.arange(1, 9)
+            blocks = torch.arange(1, 9)[None]
             step = Slice([1] * 3, blocks, torch.arange(5, 8))
             runs = Slice([1] * 100, blocks, torch.arange(0, 200, 2))
             paged = PagedKV(runner, 32)
             attention = ScatteredAttention(runner, worker.vllm_config, paged)
-            own, attention._groups = attention._groups, runner.attn_groups[0]
+            own, attention._groups = attention._groups, runner.attn_groups
             of_step = attention.metadata([step])[0][group.layer_names[0]]
             attention._groups = own
             of_runs = attention.metadata([runs])[0][group.layer_names[0]]
-            return of_step.seq_lens.tolist(), of_runs.seq_lens.tolist(), own[0].layer_names
+            return of_step.seq_lens.tolist(), of_runs.seq_lens.tolist(), own[0][0].layer_names
         finally:
             group.backend, group.metadata_builders = backend, builders
 
@@ -95,8 +95,8 @@ def test_requests_of_one_forward_have_their_own_blocks(engine: Engine) -> None:
 
         runner = worker.model_runner
         attention = ScatteredAttention(runner, worker.vllm_config, PagedKV(runner, 32))
-        first = Slice([1, 2, 3], torch.tensor([7, 3]), torch.tensor([0, 1, 40]))
-        second = Slice([4], torch.tensor([5]), torch.tensor([2]))
+        first = Slice([1, 2, 3], torch.tensor([[7, 3]]), torch.tensor([0, 1, 40]))
+        second = Slice([4], torch.tensor([[5]]), torch.tensor([2]))
         metadata, _ = attention.metadata([first, second])
         return next(iter(metadata.values())).block_table.tolist()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,11 +20,20 @@ LATER = [random_tokens(860 + n, 5 + 23 * n) for n in range(6)]
 """Prompts of several lengths: most of them leave slots of their last block as they were."""
 
 
-@pytest.fixture(scope="module")
-def small(engines: Engines, reader: Path) -> Iterator[Engine]:
-    """An engine whose cache is so small that blocks are used again at once."""
+@pytest.fixture(scope="module", params=["reader", "gemma3_sliding"])
+def small(
+    request: pytest.FixtureRequest,
+    engines: Engines,
+    reader: Path,
+    tiny_model: Callable[[str], Path],
+) -> Iterator[Engine]:
+    """An engine whose cache is so small that blocks are used again at once.
+
+    Of the one with windows, blends give most of theirs back when they end.
+    """
+    model = reader if request.param == "reader" else tiny_model(request.param)
     arguments = {"kv_cache_memory_bytes": 8 << 20, "max_model_len": 512}
-    with engines.own(reader, **arguments) as engine:
+    with engines.own(model, **arguments) as engine:
         yield engine
 
 

@@ -19,7 +19,8 @@ BLOCKS, TOKENS, HEADS, DIM = 5, 16, 3, 8
 
 def _paged() -> PagedKV:
     runner: Any = SimpleNamespace(
-        device=torch.device("cpu"), kv_cache_config=SimpleNamespace(num_blocks=BLOCKS)
+        device=torch.device("cpu"),
+        kv_cache_config=SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[]),
     )
     return PagedKV(runner, TOKENS)
 

@@ -293,7 +293,7 @@ def test_no_label_comes_from_a_request(server: Server) -> None:
         *("cached", "loaded", "recomputed", "computed"),
         *("memory", "file", "object"),
         *("index", "chunk", "not_finite", "internal"),
-        *("off", "request", "model", "store", "no_chunk", "slower", "fault"),
+        *("off", "request", "model", "store", "no_chunk", "slower", "no_room", "fault"),
         *("kept", "failed", "dropped"),
         *("exact_text", "semantic_text", "embedding:prompt", "embedding:vision", "fusion"),
     }

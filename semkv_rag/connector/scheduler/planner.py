@@ -23,13 +23,8 @@ has when it arrives here (`engine.client`).
 **A prompt is blended once.** vLLM has a blend's blocks found once the blend has ended. A request with
 the same prompt and plan as one under way waits for that, and finds them.
 
-**Images.** An image's placeholders are matched by what it shows (see `reuse.images`). Its KV is used
-where all before it is the same as well; a plan ends before the first image of which that is not true.
-The features of images come from the store under names that are given here (`images.identifiers`).
-Where an image is taken for a stored one that looks like it, all of this follows the stored one, and the
-blocks from there on are that request's alone. In models with M-RoPE an image's tokens stand on a grid,
-and what is behind it at other positions than its number in the prompt, which is what a store has. So
-their prompts with images are not stored, and a plan ends before the first image.
+**Windows.** With vLLM's hybrid KV cache manager a blend has blocks beside its request's own, see
+`request_blocks`. Images: see `admission`.
 """
 
 from __future__ import annotations
@@ -41,23 +36,29 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from semkv_rag.config import AUTO, ReuseOptions
-from semkv_rag.connector.messages import BlendTask, GateReport, StepMetadata, WorkerResults
+from semkv_rag.config import ReuseOptions
+from semkv_rag.connector.messages import (
+    BlendResult,
+    BlendTask,
+    Blocks,
+    GateReport,
+    StepMetadata,
+    WorkerResults,
+)
 from semkv_rag.connector.metrics import PlainReason, ReuseStats
 from semkv_rag.connector.scheduler.admission import note_images, obstacle, wishes_in
 from semkv_rag.connector.scheduler.block_hashes import salt_blocks
 from semkv_rag.connector.scheduler.catalogue import Catalogue
 from semkv_rag.connector.scheduler.owners import Owner, Owners
 from semkv_rag.connector.scheduler.pace import Pace
+from semkv_rag.connector.scheduler.request_blocks import NO_ROOM, RequestBlocks
 from semkv_rag.connector.scheduler.step_work import StepWork
-from semkv_rag.connector.scheduler.tracked import TrackedRequest
+from semkv_rag.connector.scheduler.tracked import TrackedRequest, first_report
 from semkv_rag.errors import OptionError, StoreError
-from semkv_rag.report import ReuseReport
 from semkv_rag.reuse import Conversations, Span, first_to_compute, make_plan
 from semkv_rag.wire import ANSWER_TOKENS_KEY, CAPTURE_KEY, NEAR_IMAGES_KEY, STORE_IMAGES_KEY
 
 if TYPE_CHECKING:
-    from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.request import Request
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class RequestPlanner:
         catalogue: the store's chunks; None when the store could not be opened, see `store_fault`.
         owners: whose chunks are a request's.
         defaults: the options of requests that bring none.
+        blocks: of requests.
         block_size: tokens of a block, as they are hashed.
         step_tokens: the most that a step computes.
         steps_at_once: so many steps are under way at most.
@@ -92,6 +94,7 @@ class RequestPlanner:
         catalogue: Catalogue | None,
         *,
         owners: Owners,
+        blocks: RequestBlocks,
         defaults: ReuseOptions,
         block_size: int,
         step_tokens: int,
@@ -105,11 +108,11 @@ class RequestPlanner:
         self.gate = GateReport(False, "the workers have not reported yet")
         self.stats = ReuseStats()
         self.pace = Pace()
-        self.kv_cache_manager: KVCacheManager | None = None
+        self.blocks = blocks
         self._catalogue, self._owners = catalogue, owners
         self._defaults = defaults
         self._block_size = block_size
-        self._step_work = StepWork(block_size, step_tokens, steps_at_once, self._block_ids)
+        self._step_work = StepWork(block_size, step_tokens, steps_at_once, blocks)
         self._request_namespace = request_namespace
         self._fusion = fusion
         self._image_obstacle, self._image_grids = image_obstacle, image_grids
@@ -138,11 +141,7 @@ class RequestPlanner:
     def _give_up(self, request: Request, error: Exception) -> None:
         """Have a request computed, because of a fault of ours."""
         logger.error("A request could not be planned; it is computed", exc_info=error)
-        report = ReuseReport(
-            kv_cache="skip",
-            prompt_tokens=request.num_prompt_tokens,
-            reason=f"planning failed: {error!r}",
-        )
+        report = first_report(request, self._defaults, f"planning failed: {error!r}")
         self._requests[request.request_id] = TrackedRequest(
             request, self._defaults, report, Owner(""), fault="internal", plain_reason="fault"
         )
@@ -162,12 +161,7 @@ class RequestPlanner:
         tracked = TrackedRequest(
             request,
             options,
-            ReuseReport(
-                kv_cache="skip",
-                prompt_tokens=request.num_prompt_tokens,
-                ratio=0.0 if options.ratio == AUTO else options.ratio,
-                selector=options.selector,
-            ),
+            first_report(request, options),
             self._owners.of(request),
             answer_tokens=answer,
             capture=capture,
@@ -270,14 +264,23 @@ class RequestPlanner:
                 self._give_up(request, error)
             # Planned or not: `computed` was found by hashes that the plan may have changed.
             return None
+        if self.blocks.windowed and tracked.finds_its_chunk(computed):
+            salt_blocks(request, tracked.chunk_afresh(self._block_size))
+            return None
         tracked.in_prefix_cache = computed
         if tracked.plan is None or tracked.plan.covered <= computed:
             return 0
         if self._under_way.get(tracked.blend_key, request.request_id) != request.request_id:
             return None
+        room = self.blocks.may_blend(request)
+        if room is False:
+            tracked.take(BlendResult(request.request_id, None, NO_ROOM))
+            return 0
+        if room is None:
+            return None
         return tracked.plan.covered - computed
 
-    def allocated(self, request: Request, block_ids: list[int], external: int) -> None:
+    def allocated(self, request: Request, block_ids: Blocks, external: int) -> None:
         """Note the blend of a request that got its blocks, if there is one."""
         tracked = self._requests.get(request.request_id)
         if tracked is None:
@@ -286,7 +289,8 @@ class RequestPlanner:
             tracked.report = replace(tracked.report, cached_tokens=tracked.in_prefix_cache)
         if external > 0:
             assert tracked.plan is not None
-            tracked.blend = tracked.blend_task(block_ids, tracked.plan.covered - external)
+            task = tracked.blend_task(block_ids, tracked.plan.covered - external)
+            tracked.blend = self.blocks.lend(request, task)
             self._blends.append(tracked.blend)
             self._under_way[tracked.blend_key] = request.request_id
 
@@ -302,10 +306,6 @@ class RequestPlanner:
         planned, self._planned = self._planned, []
         blends, self._blends = self._blends, []
         return self._step_work.metadata(planned, blends, scheduled, self._requests)
-
-    def _block_ids(self, request_id: str) -> list[int]:
-        assert self.kv_cache_manager is not None
-        return list(self.kv_cache_manager.get_block_ids(request_id)[0])
 
     def results(self, results: WorkerResults) -> None:
         """Take a step's outcome into the reports; chunks with bad files are matched no more."""
@@ -340,6 +340,7 @@ class RequestPlanner:
         if tracked.look_up is not None:
             tracked.look_up.cancel()
         self._ended(request.request_id)
+        self.blocks.ended(request.request_id)
         report, counts = tracked.final_report(), tracked.counts(self._stalls_s)
         if counts is not None:
             self.stats.count(report, **counts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from semkv_rag.connector.adapter import Adapter
@@ -13,6 +13,7 @@ from semkv_rag.connector.messages import (
     ReadAhead,
     StepMetadata,
 )
+from semkv_rag.connector.scheduler.request_blocks import RequestBlocks
 from semkv_rag.connector.scheduler.tracked import TrackedRequest
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class StepWork:
         block_size: tokens of a block.
         step_tokens: the most that a step computes.
         steps_at_once: so many steps are under way at most.
-        block_ids: a request's blocks, in order, by its id.
+        blocks: of requests.
     """
 
     def __init__(
@@ -38,11 +39,11 @@ class StepWork:
         block_size: int,
         step_tokens: int,
         steps_at_once: int,
-        block_ids: Callable[[str], list[int]],
+        blocks: RequestBlocks,
     ) -> None:
         self._block_size, self._step_tokens = block_size, step_tokens
         self._steps_at_once, self._without_forward = steps_at_once, steps_at_once
-        self._block_ids = block_ids
+        self._blocks = blocks
 
     def metadata(
         self,
@@ -65,8 +66,9 @@ class StepWork:
             for request_id, (_, end) in scheduled.items()
             if request_id in requests
         ]
+        self._blocks.keep_for_captures(tracked for tracked, _ in known)
         return StepMetadata(
-            ahead=[_ahead(tracked) for tracked in planned if tracked.blend is None],
+            ahead=[_ahead(one) for one in planned if one.plan is not None and one.blend is None],
             blends=blends,
             budget_tokens=max(self._step_tokens - computed, self._step_tokens // LEAST_SHARE),
             idle=self._without_forward >= self._steps_at_once,
@@ -87,7 +89,7 @@ class StepWork:
         tracked.blend = None
         return FirstForward(
             request_id=task.request_id,
-            block_ids=self._block_ids(task.request_id),
+            block_ids=self._blocks.of(task.request_id),
             start=task.start,
             end=end,
             chunk_ids=tuple(dict.fromkeys(span.chunk_id for span in task.plan.spans)),
@@ -99,7 +101,7 @@ class StepWork:
         assert wish is not None
         tracked.captured = True
         context, end = int(wish["context"]), -(-request.num_prompt_tokens // self._block_size)
-        blocks = self._block_ids(request.request_id)
+        blocks = self._blocks.with_kept(request.request_id)
         lora = request.lora_request
         return CaptureTask(
             ticket=wish["ticket"],
@@ -109,7 +111,7 @@ class StepWork:
             kind=wish["kind"],
             tokens=tracked.tokens().tolist(),
             context=context,
-            block_ids=blocks[context // self._block_size : end],
+            block_ids=tuple(group[context // self._block_size : end] for group in blocks),
             role=wish.get("role", "stored"),
             # As whoever asked for it knows the adapter; the workers say whether they have that one.
             adapter=None if lora is None else Adapter(wish.get("adapter") or "", lora),

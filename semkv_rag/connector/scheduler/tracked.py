@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from semkv_rag.config import AUTO, ReuseOptions
 from semkv_rag.connector.images.report import take_image_report
-from semkv_rag.connector.messages import BlendResult, BlendStats, BlendTask, SeenTokens
+from semkv_rag.connector.messages import BlendResult, BlendStats, BlendTask, Blocks, SeenTokens
 from semkv_rag.connector.metrics import Fault, PlainReason
 from semkv_rag.connector.scheduler.owners import Owner
 from semkv_rag.report import ReuseReport
@@ -21,6 +21,17 @@ from semkv_rag.wire import CAPTURED_KEY, COUNTED_KEY, PARAMS_KEY, TIMES_KEY, Tim
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
+
+
+def first_report(request: Request, options: ReuseOptions, reason: str | None = None) -> ReuseReport:
+    """Of a request that is served plainly, as long as it has no plan."""
+    return ReuseReport(
+        kv_cache="skip",
+        prompt_tokens=request.num_prompt_tokens,
+        ratio=0.0 if options.ratio == AUTO else options.ratio,
+        selector=options.selector,
+        reason=reason,
+    )
 
 
 @dataclass
@@ -82,9 +93,9 @@ class TrackedRequest:
     @cached_property
     def blend_key(self) -> bytes:
         """Equal for requests whose blends put the same KV into the cache."""
-        return self.blend_task([], 0).key()
+        return self.blend_task((), 0).key()
 
-    def blend_task(self, block_ids: list[int], start: int) -> BlendTask:
+    def blend_task(self, block_ids: Blocks, start: int) -> BlendTask:
         """The blend that fills its blocks.
 
         Args:
@@ -117,6 +128,21 @@ class TrackedRequest:
             salts[block] = salts.get(block, b"") + b"plan:" + self.plan.digest()
         return salts
 
+    def finds_its_chunk(self, computed: int) -> bool:
+        """Whether vLLM has found part of the chunk that is to be captured in its prefix cache.
+
+        Where windows' layers have given up blocks, these cannot be read.
+        """
+        return (
+            self.capture is not None and self.captures_alone and computed > self.capture["context"]
+        )
+
+    def chunk_afresh(self, block_size: int) -> dict[int, bytes]:
+        """What goes into the hashes of its chunk's blocks, so that they are computed once more."""
+        assert self.capture is not None
+        ticket = self.request.request_id.encode()
+        return {int(self.capture["context"]) // block_size: b"capture:" + ticket}
+
     def is_to_be_captured(self, end: int) -> bool:
         """Whether it is wished for, was not done, and the prompt is computed up to its end by `end`."""
         wished = self.capture is not None and not self.captured
@@ -147,7 +173,7 @@ class TrackedRequest:
         """Take the outcome of its blend into the report."""
         stats = result.stats
         if stats is None:
-            self.fault, self.plain_reason = result.fault, "fault"
+            self.fault, self.plain_reason = result.fault, "fault" if result.fault else "no_room"
             self.loaded_tokens = 0
             self.plan = self.blend = None  # it is computed, whatever becomes of it
             self.report = replace(

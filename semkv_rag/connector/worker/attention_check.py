@@ -64,8 +64,10 @@ def attention_error(
     """
     model, paged = setting.model, setting.model.paged
     count = -(-tokens // paged.block_size)
-    blocks = 1 + torch.randperm(count, generator=generator).to(paged.device)
     layer = model.layers[index]
+    # Only this layer is computed: the same blocks do for all groups.
+    blocks = 1 + torch.randperm(count, generator=generator).to(paged.device)
+    blocks = blocks.expand(paged.groups, -1)
     (kv_heads, head_dim), (_, value_dim) = layer.kv_shapes
     heads = int(layer.attention.num_heads)
 
@@ -85,7 +87,7 @@ def attention_error(
     def placed(one: Tensor) -> Tensor:
         return one.to(paged.device, dtype)
 
-    model.tap.write(index, placed(keys), placed(values), paged.slots(blocks, every))
+    model.tap.write(index, placed(keys), placed(values), paged.slots(blocks[0], every))
     fresh = alike + random(*alike.shape) / 4, random(len(positions), kv_heads, value_dim)
     given = [placed(one) for one in (queries, *fresh)]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -47,13 +47,21 @@ from semkv_rag.connector.worker.model.sliced_model import Attention
 from semkv_rag.connector.worker.model.taken_model import take_model
 from semkv_rag.connector.worker.probe.probes import PROBES, Bench, Found
 from semkv_rag.connector.worker.reading_ahead import ReadingAhead
-from semkv_rag.connector.worker.spoiling import Spoiling
+from semkv_rag.connector.worker.spoiling import NO_NUMBERS, Spoiling
 from semkv_rag.store.objects.shared_files import files_of
 from semkv_rag.store.place import StorePlace
 
 logger = logging.getLogger(__name__)
 
 OTHER_WEIGHTS = "the model's weights were given up in a sleep: start the engine anew to reuse KV"
+
+
+@dataclass
+class Failed:
+    """What vLLM has to compute: blocks, or whole requests where blocks are in several groups."""
+
+    blocks: set[int] = field(default_factory=set)
+    requests: set[str] = field(default_factory=set)
 
 
 class BlendExecutor:
@@ -91,7 +99,7 @@ class BlendExecutor:
         self._step: StepMetadata | None = None
         self._put_off: StepMetadata | None = None
         self._results: dict[str, BlendResult] = {}
-        self._failed_blocks: set[int] = set()
+        self._failed = Failed()
         self._ended: set[str] = set()
         self._other_weights = False
         self._stall_s: float | None = None
@@ -209,7 +217,7 @@ class BlendExecutor:
             if self._other_weights:
                 self._capture.refuse(self._step.captures, OTHER_WEIGHTS)
             else:
-                self._capture.keep(self._step.captures, self._failed_blocks)
+                self._capture.keep(self._step.captures, self._failed.blocks)
         if self._adapters is not None:
             self._adapters.end_step()
         self._lull.step()
@@ -231,9 +239,17 @@ class BlendExecutor:
             self._take(self._queue)
             self._blend_pass.picked.clear()
 
+    @property
+    def _whole(self) -> bool:
+        """Whether vLLM is told of blocks that hold nothing of use, or else of requests."""
+        assert self._blend_pass is not None
+        return self._blend_pass.setting.model.paged.whole
+
     def _open(self, task: BlendTask) -> Sources:
         if self._other_weights:
             raise LostKV(OTHER_WEIGHTS)
+        if task.no_room is not None:
+            raise LostKV(task.no_room, fault=None)
         assert self._files is not None
         if task.adapter is not None:
             assert self._adapters is not None
@@ -252,24 +268,27 @@ class BlendExecutor:
         self._ended.update(queue.results)
         queue.results.clear()
         block_size = self._config.cache_config.block_size
-        for task in queue.failed:  # vLLM begins at the first token that was to be filled in
+        for task in queue.failed:
+            if not self._whole:
+                self._failed.requests.add(task.request_id)
+                continue
+            # vLLM begins at the first token that was to be filled in.
             last = -(-task.plan.covered // block_size)
-            self._failed_blocks.update(task.block_ids[task.start // block_size : last])
+            self._failed.blocks.update(task.block_ids[0][task.start // block_size : last])
         queue.failed.clear()
 
     def _refuse_what_is_no_number(self, forwards: Sequence[FirstForward]) -> None:
-        """Have vLLM compute the requests whose KV has become NaN or infinite, and leave none of it."""
-        if self._spoiling is None:
+        """Have vLLM compute the requests whose KV has become NaN or infinite, and leave none of it.
+
+        Where blocks are in several groups vLLM takes no request back that runs: a blend looks itself.
+        """
+        if self._spoiling is None or not self._whole:
             return
         for one in self._spoiling.find(forwards):
             logger.warning("Stored KV gives no numbers; the request is computed")
-            self._failed_blocks.update(self._spoiling.clear(one))
+            self._failed.blocks.update(self._spoiling.clear(one))
             self._results[one.request_id] = BlendResult(
-                one.request_id,
-                None,
-                "with the stored KV the model gives no numbers",
-                one.chunk_ids,
-                fault="not_finite",
+                one.request_id, None, NO_NUMBERS, one.chunk_ids, fault="not_finite"
             )
 
     # ---- what others ask for ---------------------------------------------------------------
@@ -300,7 +319,12 @@ class BlendExecutor:
 
     def take_failed_blocks(self) -> set[int]:
         """Blocks that hold nothing of use, since the last call."""
-        failed, self._failed_blocks = self._failed_blocks, set()
+        failed, self._failed.blocks = self._failed.blocks, set()
+        return failed
+
+    def take_failed_requests(self) -> set[str]:
+        """Requests whose blocks do, where they are in several groups, since the last call."""
+        failed, self._failed.requests = self._failed.requests, set()
         return failed
 
     def probe(self, name: str, size: int, runner: Any) -> Found:

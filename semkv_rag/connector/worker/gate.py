@@ -99,10 +99,11 @@ def run_gate(
         dtype: the model's, which says how exact the checks can be.
     """
     tokens = PREFIX_TOKENS + CHUNK_TOKENS + QUESTION_TOKENS
-    needed = -(-tokens // block_size)
+    held = -(-tokens // block_size)
+    needed = blend_pass.setting.model.paged.groups * held
     if needed >= blocks:
         return GateReport(False, f"the KV cache has {blocks} blocks, the gate needs {needed + 1}")
-    gate = _Gate(blend_pass, vocabulary, list(range(1, needed + 1)), TOLERANCES[dtype])
+    gate = _Gate(blend_pass, vocabulary, held, TOLERANCES[dtype])
     reason = (
         gate.agreed(gate.find_rotation())
         or gate.check_blends()
@@ -112,12 +113,9 @@ def run_gate(
 
 
 class _Gate:
-    def __init__(
-        self, blend_pass: BlendPass, vocabulary: int, block_ids: list[int], tolerance: float
-    ) -> None:
+    def __init__(self, blend_pass: BlendPass, vocabulary: int, held: int, tolerance: float) -> None:
         self._pass, self._model = blend_pass, blend_pass.setting.model
-        self._block_ids = block_ids
-        self._blocks = torch.tensor(block_ids, device=self._model.paged.device)
+        self._blocks = self._model.paged.first_blocks(held)
         self._tolerance = tolerance
         self.largest_error = 0.0
         count = PREFIX_TOKENS + CHUNK_TOKENS + QUESTION_TOKENS
@@ -179,7 +177,8 @@ class _Gate:
             self._computed(self._tokens[::-1], 0)
             span = Span("gate", 0, PREFIX_TOKENS, CHUNK_TOKENS, base=PREFIX_TOKENS)
             plan = ReusePlan((span,), self._covered, options).asking(self._tokens)
-            task = BlendTask("gate", plan, self._tokens[: self._covered], self._block_ids, 0)
+            blocks = tuple(self._blocks.tolist())
+            task = BlendTask("gate", plan, self._tokens[: self._covered], blocks, 0)
             self._pass.setting.piece_tokens = piece_tokens
             try:
                 self._pass.run(task, nullcontext({"gate": right}))

@@ -59,11 +59,11 @@ def loading_fault(
 ) -> str | None:
     """What is wrong with what the kernel writes, for each kind of layer and each codec, or None."""
     model, paged = setting.model, setting.model.paged
-    held = min(-(-TOKENS // paged.block_size), blocks - 1)
+    held = min(-(-TOKENS // paged.block_size), (blocks - 1) // paged.groups)
     count = min(TOKENS, held * paged.block_size)
-    ids = torch.arange(1, held + 1, device=paged.device)
+    ids = paged.first_blocks(held)
     positions = torch.arange(count - LEFT_OUT, device=paged.device)
-    slots, rows = paged.slots(ids, positions), slice(LEFT_OUT, count)
+    slots_of_groups, rows = paged.slots(ids, positions), slice(LEFT_OUT, count)
     generator = torch.Generator().manual_seed(0)
 
     def bring(part: Tensor) -> Tensor:
@@ -72,6 +72,7 @@ def loading_fault(
     kinds = {(layer.kv_shapes, id(layer.rotary)): at for at, layer in enumerate(model.layers)}
     for index in kinds.values():
         layer, read = model.layers[index], ReadBack(paged, setting.layouts, ids, positions)
+        slots = slots_of_groups[paged.group_of(layer.attention)]
         matrix = None
         if layer.rotary is not None:
             matrix = layer.rotary.matrix(SHIFT, layer.kv_shapes[0][1]).to(paged.device, dtype)

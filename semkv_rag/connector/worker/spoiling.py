@@ -18,6 +18,8 @@ from semkv_rag.connector.messages import FirstForward
 from semkv_rag.connector.worker.model.block_layout import BlockLayout
 from semkv_rag.connector.worker.model.paged import PagedKV
 
+NO_NUMBERS = "with the stored KV the model gives no numbers"
+
 
 class Spoiling:
     """Looks at the KV of blended requests behind a step's forward.
@@ -33,8 +35,10 @@ class Spoiling:
     def find(self, forwards: Sequence[FirstForward]) -> list[FirstForward]:
         """Those of this step's forwards that gave no numbers."""
         size, layout = self._paged.block_size, self._layouts[-1]
-        cache = layout.attention.kv_cache
-        last = [(one.block_ids[(one.end - 1) // size], (one.end - 1) % size) for one in forwards]
+        cache, group = layout.attention.kv_cache, self._paged.group_of(layout.attention)
+        last = [
+            (one.block_ids[group][(one.end - 1) // size], (one.end - 1) % size) for one in forwards
+        ]
         blocks = torch.tensor([block for block, _ in last], device=self._paged.device)
         packed = self._paged.copy_blocks([cache], blocks)
         keys, values = layout.unpack(self._paged.codes(cache, packed))
@@ -43,9 +47,16 @@ class Spoiling:
         sound = both.float().isfinite().all(dim=1).tolist()
         return [one for one, fine in zip(forwards, sound, strict=True) if not fine]
 
-    def clear(self, forward: FirstForward) -> list[int]:
+    def clear(self, forward: FirstForward) -> set[int]:
         """Fill the blocks of a blend, and those behind it, with zeros; their ids."""
-        blocks = forward.block_ids[forward.start // self._paged.block_size :]
-        caches = [layout.attention.kv_cache for layout in self._layouts]
-        self._paged.clear(caches, torch.tensor(blocks, device=self._paged.device))
-        return blocks
+        cleared: set[int] = set()
+        for group, blocks in enumerate(forward.block_ids):
+            blocks = blocks[forward.start // self._paged.block_size :]
+            caches = [
+                layout.attention.kv_cache
+                for layout in self._layouts
+                if self._paged.group_of(layout.attention) == group
+            ]
+            self._paged.clear(caches, torch.tensor(blocks, device=self._paged.device))
+            cleared.update(blocks)
+        return cleared

@@ -196,7 +196,7 @@ class BlendQueue:
 
     def _fail(self, task: BlendTask, fault: Exception) -> None:
         if isinstance(fault, LostKV):
-            result = BlendResult(task.request_id, None, str(fault), fault.bad_chunks, "chunk")
+            result = BlendResult(task.request_id, None, str(fault), fault.bad_chunks, fault.fault)
         else:
             logger.error("A blend failed; its tokens are computed", exc_info=fault)
             error = f"the blend failed: {fault!r}"

@@ -25,6 +25,7 @@ from semkv_rag.connector.messages import BlendTask
 from semkv_rag.connector.worker.blend.check_pass import CheckPass
 from semkv_rag.connector.worker.blend.expectation import Expectation
 from semkv_rag.connector.worker.blend.launch import Launch
+from semkv_rag.connector.worker.blend.number_pass import NumberPass
 from semkv_rag.connector.worker.blend.question_pass import QuestionPass, question_asks
 from semkv_rag.connector.worker.blend.rows import BlendRows, ranks
 from semkv_rag.connector.worker.blend.setting import BlendSetting, Picked
@@ -62,7 +63,7 @@ class BlendRun:
         sources: Sources,
         recalled: Picked | None,
     ) -> None:
-        self._setting, self._model, self._plan = setting, setting.model, task.plan
+        self._setting, self._model, self._task = setting, setting.model, task
         self.rows = BlendRows.of(task, setting.model.paged)
         options = task.plan.options
         self._selector = selector_type(options.selector)()
@@ -109,10 +110,12 @@ class BlendRun:
         else:
             yield from self._look_and_recompute()
         self.stored.wait_for_all()
+        if self._task.behind:
+            yield from NumberPass(self._setting, self._task).launches()
 
     def _pick_blindly(self, count: int) -> Tensor:
         """Pick without a look at the KV, out of the whole plan's tokens; rows."""
-        inexact = [span for span in self._plan.spans if not span.exact]
+        inexact = [span for span in self._task.plan.spans if not span.exact]
         if not count or not inexact:
             return self.rows.candidates[:0]
         positions = torch.cat([torch.arange(span.dst, span.end) for span in inexact])
@@ -160,7 +163,7 @@ class BlendRun:
             attention = yield from self._ask()
             self.stored.wait_for_all()
             if selector.weighs_layers:
-                if self._plan.question is not None:
+                if self._task.plan.question is not None:
                     sensitivity = self._sensitivity()
                 self._expected = Expectation(attention, sensitivity, self._model.ranks)
         if selector.needs_check_layer:
@@ -175,7 +178,7 @@ class BlendRun:
         """Say how far off the blend is expected to be; with `auto`, compute until that is promised."""
         expected.take()
         self.risk = expected.loss(picked)
-        promise = self._plan.options.promise
+        promise = self._task.plan.options.promise
         if not self._automatic or (self.risk is not None and self.risk <= promise):
             return
         picked = expected.pick_for(promise, scores)
@@ -193,7 +196,7 @@ class BlendRun:
 
     def _ask(self) -> Generator[Launch, None, Tensor]:
         """The question's attention, [layers, candidates]. Its pass leaves all stored KV in the cache."""
-        rows, question = self.rows, self._plan.question
+        rows, question = self.rows, self._task.plan.question
         if question is None:  # the prompt ends with an image
             even = torch.ones(len(rows.candidates), device=rows.positions.device)
             return even.expand(self._model.ranks.layers, -1)
@@ -257,4 +260,4 @@ class BlendRun:
 
     @property
     def _seed(self) -> int:
-        return int.from_bytes(self._plan.digest()[:7])
+        return int.from_bytes(self._task.plan.digest()[:7])

@@ -22,7 +22,7 @@ class Launch:
 
     Attributes:
         tokens: the request's, at least up to the last position.
-        blocks: the request's, in order, [blocks], int64.
+        blocks: the request's, in order, [groups, blocks], int64.
         positions: those that are to be computed, [tokens], int64, ascending, at least one.
         watcher: who looks on, at each piece.
         until: the layer of the model whose K and V are the last that are wanted; the last one when left
@@ -83,12 +83,12 @@ def compute(setting: BlendSetting, launches: Sequence[Launch]) -> None:
         slices = [
             Slice(
                 [launch.tokens[position] for position in launch.positions.tolist()],
-                torch.cat((launch.blocks, more)),
+                torch.cat((launch.blocks, more), dim=1),
                 launch.positions,
                 launch.watcher,
                 launch.adapter,
             )
-            for launch, more in zip(launches, torch.split(behind, borrowed), strict=True)
+            for launch, more in zip(launches, torch.split(behind, borrowed, dim=1), strict=True)
         ]
         try:
             model.fill(slices, launches[0].until)

@@ -161,7 +161,7 @@ class QuestionPass(Watcher):
         size, blocks = self._model.paged.block_size, self._rows.blocks
         held = -(-len(self._rows.tokens) // size)
         missing = max(-(-len(self._asking.tokens) // size) - held, 0)
-        launch = Launch(self._asking.tokens, blocks[:held], before)
+        launch = Launch(self._asking.tokens, blocks[:, :held], before)
         if len(before) + len(asking) > piece_tokens and len(before):
             yield replace(launch, watcher=Loading(self._stored))
             before = before[:0]
@@ -206,5 +206,6 @@ class QuestionPass(Watcher):
         """Write the stored KV of tokens that are part of the question once more."""
         if self._overlapped is not None:
             paged, tokens = self._model.paged, self._written
-            slots = paged.slots(tokens.blocks, tokens.positions)
+            group = paged.group_of(self._model.layers[index].attention)
+            slots = paged.slots(tokens.blocks[group], tokens.positions)
             self._model.tap.write(index, *self._overlapped, slots)

@@ -26,8 +26,8 @@ class BlendRows:
         start: the first row's position in the prompt.
         tokens: the prompt's, up to the plan's end.
         positions: of all rows, [rows], int64.
-        blocks: the request's, [blocks], int64.
-        slots: where each row stands in the paged cache, [rows], int64.
+        blocks: the request's, [groups, blocks], int64.
+        slots: where each row stands in the paged cache, [groups, rows], int64.
         spans: in prompt order, cut where the blend begins.
         candidates: the reused rows that are not exact, [candidates], int64.
         fresh: the rows that no span covers, [fresh], int64.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from semkv_rag.connector.messages import Blocks
 from semkv_rag.connector.worker.model.block_layout import BlockLayout
 from semkv_rag.connector.worker.model.sliced_model import SlicedModel
 
@@ -31,12 +32,12 @@ class BlendSetting:
     piece_tokens: int
     layouts: Sequence[BlockLayout]
     loading: ThreadPoolExecutor
-    in_blends: dict[str, list[int]] = field(default_factory=dict)
+    in_blends: dict[str, Blocks] = field(default_factory=dict)
 
     @property
     def blocks_in_blends(self) -> set[int]:
         """All of them."""
-        return {block for blocks in self.in_blends.values() for block in blocks}
+        return {one for blocks in self.in_blends.values() for group in blocks for one in group}
 
     def may_keep_keys(self, tokens: int) -> bool:
         """Whether loaded keys of so many tokens are kept; others are read back from the cache.

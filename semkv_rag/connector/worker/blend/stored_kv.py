@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from semkv_rag.blend import decoded
+from semkv_rag.connector.metrics import Fault
 from semkv_rag.connector.worker.blend.rows import BlendRows
 from semkv_rag.connector.worker.model.device_stream import DeviceStream
 from semkv_rag.connector.worker.model.slice import Watcher
@@ -53,11 +54,17 @@ class LostKV(Exception):
 
     Attributes:
         bad_chunks: the chunks whose files are the reason.
+        fault: what went wrong; None where nothing did.
     """
 
-    def __init__(self, message: str, bad_chunks: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        message: str,
+        bad_chunks: tuple[str, ...] = (),
+        fault: Fault | None = "chunk",
+    ) -> None:
         super().__init__(message)
-        self.bad_chunks = bad_chunks
+        self.bad_chunks, self.fault = bad_chunks, fault
 
 
 @dataclass(frozen=True)
@@ -179,7 +186,7 @@ class StoredKV:
     def _bring(self, sources: Sources) -> None:
         try:
             with self._stream, sources as chunks:
-                slots = [self._rows.slots[self._rows.of_span(span)] for span in self._spans]
+                slots = [self._rows.slots[:, self._rows.of_span(span)] for span in self._spans]
                 for index in range(self._layers):
                     if self._stopped:
                         return
@@ -207,10 +214,12 @@ class StoredKV:
         Where a kernel does all of it, no keys are kept.
 
         Args:
-            slots: those of each span.
+            slots: those of each span, [groups, tokens].
         """
         kept = self._room_for_keys(index, chunks) if self._keeps_keys else None
-        for span, places in zip(self._spans, slots, strict=True):
+        group = self._model.paged.group_of(self._model.layers[index].attention)
+        for span, of_groups in zip(self._spans, slots, strict=True):
+            places = of_groups[group]
             rows = slice(span.src, span.src + span.length)
             encoded = chunks[span.chunk_id].encoded(index)
             matrix = self._matrix(index, span.shift, encoded.dtype)
@@ -223,7 +232,13 @@ class StoredKV:
             into = None
             if kept is not None and not span.exact:
                 into, kept = kept[: span.length], kept[span.length :]
-            self._model.tap.write(index, self._moved(keys, matrix, into), values, places)
+            moved = self._moved(keys, matrix, into)
+            if matrix is not None and self._model.layers[index].window is not None:
+                # What overflows here and stands outside of the window nobody sees, but whoever gets the
+                # block next: attention kernels read the slots that they mask, too.
+                most = torch.finfo(moved.dtype).max
+                moved = moved.clamp_(-most, most)
+            self._model.tap.write(index, moved, values, places)
 
     def _room_for_keys(self, index: int, chunks: Mapping[str, KVSource]) -> Tensor:
         """Where a layer's moved keys are kept, [candidates, kv_heads, head_dim]."""

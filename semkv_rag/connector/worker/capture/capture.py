@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from threading import Lock
 
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from semkv_rag.blend import encoded, sensitivity_of
 from semkv_rag.connector.capture_results import CaptureTeller
-from semkv_rag.connector.messages import Captured, CaptureTask
+from semkv_rag.connector.messages import NULL_BLOCK, Captured, CaptureTask
 from semkv_rag.connector.threads import pool_behind_model, pool_beside_model
 from semkv_rag.connector.worker.capture.capture_memory import CaptureMemory
 from semkv_rag.connector.worker.capture.lull import Lull
@@ -111,10 +111,13 @@ class ChunkCapture:
             ):
                 self.refuse([task], "the LoRA adapter was loaded with other weights")
                 continue
-            if failed_blocks.intersection(task.block_ids):
+            if failed_blocks.intersection(chain(*task.block_ids)):
                 if task.role == "reference":  # the chunk is then stored without a comparison
                     continue
                 self._add(Captured(task.ticket, 0, "its tokens are computed once more"))
+                continue
+            if any(NULL_BLOCK in group for group in task.block_ids):
+                self.refuse([task], "vLLM has given up blocks of its that a window has left behind")
                 continue
             # Whoever precomputes waits for its chunks anyway; nobody waits for a prompt.
             if not self._memory.has_room(0.0 if task.kind == "prompt" else PATIENCE_S):
@@ -148,11 +151,11 @@ class ChunkCapture:
     def _copy(self, task: CaptureTask) -> _Copy:
         blocks = torch.tensor(task.block_ids, device=self.paged.device)
         copy = _Copy(task, [])
-        for _, alike in groupby(self.layouts, lambda layout: layout.reading):
+        for (_, group), alike in groupby(self.layouts, self._read_together):
             layers = list(alike)
             caches = [layout.attention.kv_cache for layout in layers]
             try:
-                packed = self.paged.copy_blocks(caches, blocks, self._memory.take)
+                packed = self.paged.copy_blocks(caches, blocks[group], self._memory.take)
             except BaseException:
                 self._give_back(copy)
                 raise
@@ -161,6 +164,10 @@ class ChunkCapture:
             copy.made = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copy.made.record()
         return copy
+
+    def _read_together(self, layout: BlockLayout) -> tuple[tuple[object, ...], int]:
+        """Equal for layers that are read in one go; the group of their blocks with it."""
+        return layout.reading, self.paged.group_of(layout.attention)
 
     def _give_back(self, copy: _Copy) -> None:
         """Give back what is left of a copy's memory."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from vllm.config import VllmConfig
 
 from semkv_rag.connector.messages import BlendTask
@@ -32,18 +33,19 @@ class DraftKV:
     ) -> None:
         self._paged = paged
         modules = config.compilation_config.static_forward_context
-        served = {layer.attention.kv_cache.data_ptr() for layer in layers}
-        caches = [
-            modules[name].kv_cache
-            for group in runner.kv_cache_config.kv_cache_groups
-            for name in group.layer_names
-        ]
-        self._caches = [cache for cache in caches if cache.data_ptr() not in served]
+        served = {
+            (paged.group_of(one.attention), one.attention.kv_cache.data_ptr()) for one in layers
+        }
+        self._caches: list[list[Tensor]] = []  # of each group
+        for at, group in enumerate(runner.kv_cache_config.kv_cache_groups):
+            caches = [modules[name].kv_cache for name in group.layer_names]
+            self._caches.append([one for one in caches if (at, one.data_ptr()) not in served])
 
     def clear(self, task: BlendTask) -> None:
         """Fill the blocks of a blend that begins with zeros."""
         size = self._paged.block_size
-        blocks = task.block_ids[task.start // size : -(-task.plan.covered // size)]
-        if self._caches:
-            ids = torch.tensor(blocks, dtype=torch.int64, device=self._paged.device)
-            self._paged.clear(self._caches, ids)
+        held = slice(task.start // size, -(-task.plan.covered // size))
+        for caches, blocks in zip(self._caches, task.block_ids, strict=True):
+            if caches:
+                ids = torch.tensor(blocks[held], dtype=torch.int64, device=self._paged.device)
+                self._paged.clear(caches, ids)

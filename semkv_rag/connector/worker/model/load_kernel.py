@@ -77,6 +77,7 @@ def load(
         centred=middle is not None,
         moved=matrix is not None,
         exact=cache.dtype == torch.float32,
+        most=torch.finfo(cache.dtype).max,
     )
 
 
@@ -115,6 +116,7 @@ def _kernel(  # type: ignore[no-untyped-def]
     centred: tl.constexpr,
     moved: tl.constexpr,
     exact: tl.constexpr,
+    most: tl.constexpr,
 ):
     rows = tl.program_id(0).to(tl.int64) * tokens + tl.arange(0, tokens)
     head = tl.program_id(1).to(tl.int64)
@@ -156,6 +158,8 @@ def _kernel(  # type: ignore[no-untyped-def]
             other=0.0,
         )
         numbers = tl.dot(numbers, turn, input_precision="ieee") if exact else tl.dot(numbers, turn)
+        # As in `stored_kv`: what overflows outside of a window nobody sees before the block is another's.
+        numbers = tl.minimum(tl.maximum(numbers, -most), most)
 
     slot = tl.load(slots + rows, mask=here, other=0)
     place = first + slot // block_size * block_stride + slot % block_size * token_stride

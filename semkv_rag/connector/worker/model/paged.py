@@ -1,5 +1,10 @@
 """vLLM's paged cache: where tokens stand in it, and whole blocks copied, lent and cleared.
 
+vLLM puts layers into groups, each with a block table of its own: one for all layers, or with its hybrid
+KV cache manager one for those with full attention and others for those with a sliding window. A request's
+blocks are therefore [groups, blocks] here, of one size in all groups. Layers of different groups share
+memory: no block is in two groups at a time.
+
 Blocks are copied as the backend packs them; `block_layout` unpacks.
 """
 
@@ -12,6 +17,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
+
+from semkv_rag.connector.worker.model.slice import Slice
+from semkv_rag.connector.worker.model.whole_windows import keeps_all
 
 CODES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 """What a cache's numbers are taken for while they are moved, by their bytes: NumPy has no bf16."""
@@ -31,40 +39,66 @@ class PagedKV:
 
     Args:
         runner: vLLM's model runner, after its KV cache was made.
+
+    Attributes:
+        groups: how many groups the layers are in.
+        whole: whether a request's blocks are one list, and hold all its tokens until it ends.
     """
 
     def __init__(self, runner: Any, block_size: int) -> None:
         self.device: torch.device = runner.device
         self.block_size = block_size
         self._blocks = int(runner.kv_cache_config.num_blocks)
+        groups = runner.kv_cache_config.kv_cache_groups
+        self.groups = len(groups)
+        self.whole = self.groups == 1 and keeps_all(groups[0].kv_cache_spec)
+        self._group = {name: at for at, group in enumerate(groups) for name in group.layer_names}
+
+    def group_of(self, attention: Any) -> int:
+        """Which group a layer is in.
+
+        Args:
+            attention: vLLM's attention module of the layer.
+        """
+        return self._group[attention.layer_name]
+
+    def first_blocks(self, count: int) -> Tensor:
+        """So many blocks for each group, behind vLLM's null block, [groups, count], int64."""
+        blocks = torch.arange(1, 1 + self.groups * count, device=self.device)
+        return blocks.view(self.groups, count)
 
     def slots(self, blocks: Tensor, positions: Tensor) -> Tensor:
-        """Where `positions` of a request stand in the cache, [tokens], int64.
+        """Where `positions` of a request stand in the cache, [..., tokens], int64.
 
         Args:
-            blocks: [blocks], int64: the request's block ids, in order.
+            blocks: [..., blocks], int64: the request's block ids, in order.
             positions: [tokens], int64.
         """
-        block = blocks[torch.div(positions, self.block_size, rounding_mode="floor")]
+        block = blocks[..., torch.div(positions, self.block_size, rounding_mode="floor")]
         return block * self.block_size + positions % self.block_size
 
+    def slots_of(self, slices: Sequence[Slice]) -> Tensor:
+        """Where the tokens of a forward stand, one slice behind the other, [groups, tokens], int64."""
+        return torch.cat([self.slots(one.blocks, one.positions) for one in slices], dim=1)
+
     def table(self, requests: Sequence[Tensor]) -> Tensor:
-        """Block tables, [requests, blocks], int32; null blocks behind the shorter ones.
+        """Block tables, [groups, requests, blocks], int32; null blocks behind the shorter ones.
 
         Args:
-            requests: each one's blocks, in order, [blocks], int64.
+            requests: each one's blocks, in order, [groups, blocks], int64.
         """
-        width = max(len(blocks) for blocks in requests)
-        table = torch.zeros(len(requests), width, dtype=torch.int32, device=self.device)
-        for row, blocks in zip(table, requests, strict=True):
-            row[: len(blocks)] = blocks
+        width = max(blocks.shape[1] for blocks in requests)
+        shape = self.groups, len(requests), width
+        table = torch.zeros(shape, dtype=torch.int32, device=self.device)
+        for request, blocks in enumerate(requests):
+            table[:, request, : blocks.shape[1]] = blocks
         return table
 
     @contextmanager
     def borrowed(
         self, caches: Sequence[Tensor], taken: Container[int], count: int
     ) -> Iterator[Tensor]:
-        """Blocks to write to for a moment, [count], int64; they are put back as they were.
+        """Blocks to write to for a moment, [groups, count], int64; they are put back as they were.
 
         For tokens whose own blocks the scheduler has not given yet. The blocks may be in use: no forward
         runs on this worker meanwhile. The scheduler lets a blend in only where its whole prompt fits, so
@@ -75,11 +109,13 @@ class PagedKV:
             taken: the blocks that are not to be borrowed.
         """
         free = (block for block in range(1, self._blocks) if block not in taken)
-        blocks = torch.tensor([next(free) for _ in range(count)], dtype=torch.int64)
-        places = [(cache, *self._places(cache, blocks)) for cache in (caches if count else ())]
+        ids = [next(free) for _ in range(self.groups * count)]
+        blocks = torch.tensor(ids, dtype=torch.int64)
+        apart = {cache.data_ptr(): cache for cache in caches} if count else {}
+        places = [(cache, *self._places(cache, blocks)) for cache in apart.values()]
         saved = [cache.index_select(axis, rows) for cache, axis, rows in places]
         try:
-            yield blocks.to(self.device)
+            yield blocks.view(self.groups, count).to(self.device)
         finally:
             for (cache, axis, rows), was in zip(places, saved, strict=True):
                 cache.index_copy_(axis, rows, was)

@@ -20,7 +20,7 @@ class ReadBack:
 
     Attributes:
         layouts: of each layer's blocks.
-        blocks: the request's, [blocks], int64.
+        blocks: the request's, [groups, blocks], int64.
         positions: of the tokens, [tokens], int64, ascending.
     """
 
@@ -49,6 +49,7 @@ class ReadBack:
         """The codes of the tokens' blocks, and which of their rows the tokens are."""
         size = self.paged.block_size
         held, place = torch.unique(self.positions // size, return_inverse=True)
-        cache = self.layouts[index].attention.kv_cache
-        copies = self.paged.copy_blocks([cache], self.blocks[held])
+        attention = self.layouts[index].attention
+        cache, blocks = attention.kv_cache, self.blocks[self.paged.group_of(attention)]
+        copies = self.paged.copy_blocks([cache], blocks[held])
         return self.paged.codes(cache, copies), (place * size + self.positions % size).cpu()

@@ -34,16 +34,22 @@ class RowAttention:
             raise NotImplementedError(f"blocks of {paged.block_size} tokens")
         self._paged = paged
         self._attentions = [layer.attention for layer in layers]
-        self._group = max(one.num_heads // one.num_kv_heads for one in self._attentions)
+        self._queries_per_key = max(one.num_heads // one.num_kv_heads for one in self._attentions)
         self._forwards = [
             _forward_of(layer, layout, paged) for layer, layout in zip(layers, layouts, strict=True)
         ]
 
     def metadata(self, slices: Sequence[Slice]) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What each layer's attention is given, and the slot mapping, by layer name."""
-        rows, slots = rows_of(slices, self._paged, self._group)
-        names = [attention.layer_name for attention in self._attentions]
-        return dict.fromkeys(names, rows), dict.fromkeys(names, slots)
+        rows, slots = (
+            rows_of(slices, self._paged, self._queries_per_key),
+            self._paged.slots_of(slices),
+        )
+        groups = {one.layer_name: self._paged.group_of(one) for one in self._attentions}
+        return (
+            {name: rows[group] for name, group in groups.items()},
+            {name: slots[group] for name, group in groups.items()},
+        )
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -58,23 +64,21 @@ def _instead(forward: Forward, _: Forward) -> Forward:
     return forward
 
 
-def rows_of(slices: Sequence[Slice], paged: PagedKV, group: int) -> tuple[Rows, Tensor]:
-    """The rows of a forward, and where their KV stands, [tokens], int64.
+def rows_of(slices: Sequence[Slice], paged: PagedKV, queries_per_key: int) -> list[Rows]:
+    """The rows of a forward, as the layers of each group are given them.
 
     Args:
-        group: the most query heads of a key head.
+        queries_per_key: the most query heads of a key head.
     """
-    tiles, begin, most = [], 0, tile_rows(group)
+    tiles, begin, most = [], 0, tile_rows(queries_per_key)
     for request, one in enumerate(slices):
         end = begin + len(one.positions)
         tiles += [(row, min(row + most, end), request) for row in range(begin, end, most)]
         begin = end
-    rows = Rows(
-        torch.cat([one.positions for one in slices]),
-        paged.table([one.blocks for one in slices]),
-        torch.tensor(tiles, dtype=torch.int32, device=paged.device),
-    )
-    return rows, torch.cat([paged.slots(one.blocks, one.positions) for one in slices])
+    positions = torch.cat([one.positions for one in slices])
+    tables = paged.table([one.blocks for one in slices])
+    rows = torch.tensor(tiles, dtype=torch.int32, device=paged.device)
+    return [Rows(positions, table, rows) for table in tables]
 
 
 def _forward_of(layer: Layer, layout: BlockLayout, paged: PagedKV) -> Forward:

@@ -44,13 +44,15 @@ class ScatteredAttention:
         self, runner: Any, config: VllmConfig, paged: PagedKV, *, by_token: bool = False
     ) -> None:
         self._paged, self._by_token = paged, by_token
-        groups = [group for groups in runner.attn_groups for group in groups]
         most = MOST_RUNS
         if by_token:  # no launch has more tokens but a question, which is as long as it is
             most = max(most, config.scheduler_config.max_num_batched_tokens)
         config = _config_of_runs(config, most)
         with set_current_vllm_config(config):
-            self._groups = [_with_own_builder(group, config, paged.device) for group in groups]
+            self._groups = [
+                [_with_own_builder(one, config, paged.device) for one in alike]
+                for alike in runner.attn_groups
+            ]
 
     def metadata(self, slices: Sequence[Slice]) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Attention metadata and slot mapping by layer name, for one forward.
@@ -59,27 +61,32 @@ class ScatteredAttention:
             slices: each of at least one token, of at most `MOST_RUNS` runs in all.
         """
         runs = Runs.of([one.positions.cpu() for one in slices], by_token=self._by_token)
-        slots = torch.cat([self._paged.slots(one.blocks, one.positions) for one in slices])
-        table = self._paged.table([one.blocks for one in slices])
+        slots = self._paged.slots_of(slices)
+        tables = self._paged.table([one.blocks for one in slices])
+        tables = tables[:, runs.owners.to(self._paged.device)]
         common = CommonAttentionMetadata(
             query_start_loc=runs.query_start.to(self._paged.device),
             query_start_loc_cpu=runs.query_start,
             seq_lens=runs.seq_lens.to(self._paged.device),
             seq_lens_cpu_upper_bound=runs.seq_lens,
             num_reqs=len(runs),
-            num_actual_tokens=len(slots),
+            num_actual_tokens=slots.shape[1],
             max_query_len=runs.longest,
             max_seq_len=int(runs.seq_lens.max()),
-            block_table_tensor=table[runs.owners.to(self._paged.device)],
-            slot_mapping=slots,
+            block_table_tensor=tables[0],
+            slot_mapping=slots[0],
             positions=torch.cat([one.positions for one in slices]),
         )
         by_layer: dict[str, Any] = {}
-        for group in self._groups:
-            # fast_build: FlashAttention 3 plans no schedule, which one forward would not pay back.
-            built = group.build_metadata(common, fast_build=True)
-            by_layer.update(dict.fromkeys(group.layer_names, built))
-        return by_layer, dict.fromkeys(by_layer, slots)
+        slots_by_layer: dict[str, Tensor] = {}
+        for alike, table, places in zip(self._groups, tables, slots, strict=True):
+            common = dataclasses.replace(common, block_table_tensor=table, slot_mapping=places)
+            for group in alike:
+                # fast_build: FlashAttention 3 plans no schedule, which one forward would not pay back.
+                built = group.build_metadata(common, fast_build=True)
+                by_layer.update(dict.fromkeys(group.layer_names, built))
+                slots_by_layer.update(dict.fromkeys(group.layer_names, places))
+        return by_layer, slots_by_layer
 
     def computing(self) -> AbstractContextManager[None]:
         """Inside the block forwards use the backend's own attention."""

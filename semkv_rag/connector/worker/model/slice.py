@@ -50,7 +50,7 @@ class Slice:
 
     Attributes:
         tokens: their ids.
-        blocks: the request's, in order, [blocks], int64.
+        blocks: the request's, in order, [groups, blocks], int64.
         positions: [tokens], int64, ascending.
         watcher: who looks on.
         adapter: that the rows are computed with; None for the model alone.

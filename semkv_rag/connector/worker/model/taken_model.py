@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.v1.kv_cache_interface import KVCacheSpec, SlidingWindowSpec
 
 from semkv_rag.connector.worker.model.adapters import adapters_of
 from semkv_rag.connector.worker.model.block_layout import BlockLayout, find_layouts
@@ -26,11 +27,8 @@ def take_model(runner: Any, config: VllmConfig) -> tuple[SlicedModel, Sequence[B
     Raises:
         Unservable: it cannot be served with reuse.
     """
-    groups = runner.kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        raise Unservable(f"its cache has {len(groups)} groups (hybrid cache)")
-    if not keeps_all(groups[0].kv_cache_spec):
-        raise Unservable("vLLM drops blocks of its cache that are outside of a window")
+    for group in runner.kv_cache_config.kv_cache_groups:
+        _require_servable(group.kv_cache_spec, config.cache_config.block_size)
     layers = model_layers(runner.get_model(), config)
     ranks = _ranks(config, layers)
     tap, paged = KVTap(layers), PagedKV(runner, config.cache_config.block_size)
@@ -43,6 +41,20 @@ def take_model(runner: Any, config: VllmConfig) -> tuple[SlicedModel, Sequence[B
     adapters = adapters_of(runner, config)
     model = SlicedModel(runner.get_model(), layers, tap, paged, attention, config, ranks, adapters)
     return model, layouts
+
+
+def _require_servable(spec: KVCacheSpec, block_size: int) -> None:
+    """Of a group of layers.
+
+    Raises:
+        Unservable: it cannot be served with reuse.
+    """
+    if not (keeps_all(spec) or type(spec) is SlidingWindowSpec):
+        raise Unservable(f"layers of its cache have a {type(spec).__name__}")
+    if spec.block_size != block_size:
+        raise Unservable(
+            "groups of its layers have blocks of different sizes: turn vLLM's hybrid KV cache manager off"
+        )
 
 
 def _ranks(config: VllmConfig, layers: Sequence[Layer]) -> Ranks:

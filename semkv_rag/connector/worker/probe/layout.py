@@ -43,7 +43,8 @@ def probe_layout(setting: BlendSetting, *, blocks: int, held: int) -> dict[str, 
             for shape in layer.kv_shapes
         )
         model.tap.write(index, keys, values, slots)
-        read = ReadBack(paged, setting.layouts, written, positions).both(index)
+        of_groups = written.expand(paged.groups, -1)
+        read = ReadBack(paged, setting.layouts, of_groups, positions).both(index)
         largest = max(largest, *map(_largest_error, read, (keys, values)))
         after = paged.codes(cache, paged.copy_blocks([cache], others))
         changed += int((after != before).any(dim=1).sum())
