@@ -25,6 +25,7 @@ class NumberPass(Watcher):
 
     def __init__(self, setting: BlendSetting, task: BlendTask) -> None:
         self._setting, self._task = setting, task
+        self._behind = task.behind[: setting.piece_tokens]
         self._last: tuple[Tensor, Tensor] | None = None
 
     def launches(self) -> Iterator[Launch]:
@@ -34,10 +35,10 @@ class NumberPass(Watcher):
             LostKV: they are no numbers. Nothing of them is left in the cache.
         """
         task, paged = self._task, self._setting.model.paged
-        begin, end = len(task.tokens), len(task.tokens) + len(task.behind)
+        begin, end = len(task.tokens), len(task.tokens) + len(self._behind)
         held = -(-begin // paged.block_size)
         yield Launch(
-            [*task.tokens, *task.behind],
+            [*task.tokens, *self._behind],
             torch.tensor(task.block_ids, device=paged.device)[:, :held],
             torch.arange(begin, end, device=paged.device),
             self,

@@ -117,7 +117,10 @@ class ChunkCapture:
                 self._add(Captured(task.ticket, 0, "its tokens are computed once more"))
                 continue
             if any(NULL_BLOCK in group for group in task.block_ids):
-                self.refuse([task], "vLLM has given up blocks of its that a window has left behind")
+                self.refuse(
+                    [task],
+                    "a window has left its first tokens behind, and vLLM has given up their blocks",
+                )
                 continue
             # Whoever precomputes waits for its chunks anyway; nobody waits for a prompt.
             if not self._memory.has_room(0.0 if task.kind == "prompt" else PATIENCE_S):
