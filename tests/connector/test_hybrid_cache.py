@@ -32,7 +32,12 @@ BLOCKS = 60
 
 @pytest.fixture(scope="module")
 def hybrid(engines: Engines, tiny_model: Callable[[str], Path]) -> Iterator[Engine]:
-    args = {"num_gpu_blocks_override": BLOCKS, "block_size": BLOCK, "max_num_batched_tokens": 128}
+    args = {
+        "num_gpu_blocks_override": BLOCKS,
+        "block_size": BLOCK,
+        "max_num_batched_tokens": 128,
+        "max_model_len": 920,
+    }
     with engines.own(tiny_model("gemma3_sliding"), **args) as engine:
         assert engine.gate.servable, engine.gate.reason
         assert groups(engine) == GROUPS
