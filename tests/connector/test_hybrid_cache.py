@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from semkv_rag.config import ReuseOptions
+from semkv_rag.corpus.capture import CaptureItem
 from semkv_rag.engine import Completion, Engine
 from semkv_rag.prompt_cache import PromptCacheOptions
+from semkv_rag.reuse import token_array
 from workbench.answers import SAMPLING, assert_same, blended, counted, plain
 from workbench.chunks import Tokens, random_tokens, store_chunks
 from workbench.engines import Engines
@@ -135,6 +137,26 @@ def test_a_chunk_that_is_in_the_prefix_cache_is_captured(hybrid: Engine, namespa
     answer = blended(hybrid, prompt, namespace=namespace)
     assert answer.report.exact_tokens == len(tokens)
     assert_same(answer, expected)
+    assert all_given_back(hybrid)
+
+
+def test_captures_on_a_cache_that_is_too_small_for_all(hybrid: Engine, namespace: str) -> None:
+    """Each keeps half of the cache until its chunk is whole; vLLM takes some back to let others go on."""
+    tokens = [random_tokens(1100 + seed, 190) for seed in range(6)]
+    chunks = store_chunks(hybrid, tokens, namespace=namespace, context=random_tokens(1099, 60))
+    assert all_given_back(hybrid)
+    prompt = chunks[4].context + chunks[4].tokens + QUESTION
+    answer = blended(hybrid, prompt, namespace=namespace)
+    assert answer.report.exact_tokens == len(chunks[4].tokens)
+    assert_same(answer, plain(hybrid, prompt))
+
+
+def test_a_chunk_that_the_cache_could_not_keep(hybrid: Engine, namespace: str) -> None:
+    """It is computed all the same, in windows, and whoever asked is told."""
+    tokens = token_array(random_tokens(1110, 600))
+    item = CaptureItem("0" * 64, namespace, "document", tokens, token_array([]))
+    (result,) = hybrid.capture([item])
+    assert result.error is not None and "given up" in result.error
     assert all_given_back(hybrid)
 
 

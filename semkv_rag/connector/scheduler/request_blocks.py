@@ -55,13 +55,19 @@ class _Kept:
     """Blocks of a request that is captured, by group and number.
 
     Attributes:
-        preemptions: of the request, when they were taken; one more, and they are of its life before.
+        preemptions: of the request, when they were taken.
         read: whether the capture's step has been made.
     """
 
+    request: Request
     preemptions: int
     blocks: dict[tuple[int, int], KVCacheBlock] = field(default_factory=dict)
     read: bool = False
+
+    @property
+    def of_no_use(self) -> bool:
+        """Once vLLM has taken the request back, others need the blocks to go on."""
+        return self.read or self.request.num_preemptions != self.preemptions
 
 
 class RequestBlocks:
@@ -97,7 +103,7 @@ class RequestBlocks:
         """Whether there is room for a request's blend; None where there may be later: vLLM asks again."""
         if not self.windowed:
             return True
-        needed = len(self._windows) * -(-request.num_tokens // self._block_size)
+        needed = self._needed(request)
         since = self._waits_since.setdefault(request.request_id, time.monotonic())
         waits = needed < self._blocks and time.monotonic() - since < PATIENCE_S
         fits = needed <= self._pool.get_num_free_blocks()
@@ -194,7 +200,7 @@ class RequestBlocks:
 
         What was read in the step before is given back: this one's forward runs behind the copy.
         """
-        for request_id in [name for name, kept in self._kept.items() if kept.read]:
+        for request_id in [name for name, kept in self._kept.items() if kept.of_no_use]:
             self._let_go(request_id)
         for tracked in scheduled if self.windowed else ():
             if tracked.capture is not None and not tracked.captured:
@@ -218,12 +224,9 @@ class RequestBlocks:
             self._pool.free_blocks(kept.blocks.values())
 
     def _keep(self, request: Request, context: int) -> None:
-        kept = self._kept.get(request.request_id)
-        if kept is not None and kept.preemptions != request.num_preemptions:
-            self._let_go(request.request_id)
-            kept = None
-        if kept is None:
-            kept = self._kept[request.request_id] = _Kept(request.num_preemptions)
+        if self._needed(request) >= self._blocks:
+            return  # it would wait forever for blocks that it keeps itself
+        kept = self._kept.setdefault(request.request_id, _Kept(request, request.num_preemptions))
         assert self.manager is not None
         groups = self.manager.get_blocks(request.request_id).blocks
         for group, window in enumerate(self._windows):
@@ -234,6 +237,10 @@ class RequestBlocks:
                 if not block.is_null or (block := self._cached(request, group, at)) is not None:
                     self._pool.touch([block])
                     kept.blocks[group, at] = block
+
+    def _needed(self, request: Request) -> int:
+        """How many blocks a request takes that has all of them in all groups."""
+        return len(self._windows) * -(-int(request.num_tokens) // self._block_size)
 
     @property
     def _pool(self) -> BlockPool:
