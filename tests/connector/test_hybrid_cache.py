@@ -96,7 +96,7 @@ async def test_who_finds_no_room_waits_for_it(hybrid: Engine, namespace: str) ->
     chunks = store_chunks(hybrid, [random_tokens(s, 90) for s in (956, 957)], namespace=namespace)
     prompts = [
         chunks[1].tokens + random_tokens(960 + n, 90) + chunks[0].tokens + QUESTION
-        for n in range(4)
+        for n in range(3)
     ]
     options = ReuseOptions(namespace=namespace, ratio=0.2)
     answers = await asyncio.gather(
