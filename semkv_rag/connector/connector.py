@@ -9,13 +9,13 @@ A step, in order:
 1. scheduler: `on_new_request` for each new request, `get_num_new_matched_tokens` and
    `update_state_after_alloc` for each that is let in, `build_connector_meta` once;
 2. worker: `bind_connector_metadata`, the forward if there is one, then `start_load_kv` (blends go on),
-   `wait_for_save` (captures), `get_finished` (blends that ended), `get_block_ids_with_load_errors`,
-   `build_connector_worker_meta`. Stages of a pipeline blend behind all of this, see
-   `BlendExecutor.blend_behind_step`;
-3. scheduler: `request_finished` for requests that end, `update_connector_output`.
+   `wait_for_save` (captures), `get_transfer_results` (blends that ended),
+   `get_block_ids_with_load_errors`, `build_connector_worker_meta`. Stages of a
+   pipeline blend behind all of this, see `BlendExecutor.blend_behind_step`;
+3. scheduler: `request_finished_all_groups` for requests that end, `update_connector_output`.
 
 A blend is an asynchronous load to vLLM: its request has its blocks, and no place in a step until
-`get_finished` names it. See `worker.blend.blend_queue` for what happens meanwhile.
+`get_transfer_results` names it. See `worker.blend.blend_queue` for what happens meanwhile.
 
 Configured by `KVTransferConfig.kv_connector_extra_config`; `engine.launch` writes it:
 

@@ -1,4 +1,4 @@
-"""Requests' blocks, with those of sliding windows that vLLM does not keep as long as reuse needs them.
+"""The blocks of requests. Blends and captures need some that vLLM gives up behind a sliding window.
 
 With its hybrid KV cache manager vLLM gives a request blocks for the tokens that a window's layers still
 look at, and its null block for all before. But a blend puts the KV of all its tokens into the cache, in
@@ -65,7 +65,7 @@ class _Kept:
     read: bool = False
 
     @property
-    def of_no_use(self) -> bool:
+    def is_over(self) -> bool:
         """Once vLLM has taken the request back, others need the blocks to go on."""
         return self.read or self.request.num_preemptions != self.preemptions
 
@@ -200,7 +200,7 @@ class RequestBlocks:
 
         What was read in the step before is given back: this one's forward runs behind the copy.
         """
-        for request_id in [name for name, kept in self._kept.items() if kept.of_no_use]:
+        for request_id in [name for name, kept in self._kept.items() if kept.is_over]:
             self._let_go(request_id)
         for tracked in scheduled if self.windowed else ():
             if tracked.capture is not None and not tracked.captured:

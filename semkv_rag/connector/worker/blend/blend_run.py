@@ -111,7 +111,9 @@ class BlendRun:
             yield from self._look_and_recompute()
         self.stored.wait_for_all()
         if self._task.behind:
-            yield from NumberPass(self._setting, self._task).launches()
+            for launch in NumberPass(self._setting, self._task).launches():
+                yield launch
+                self.computed_rows += len(launch) * self._model.ranks.layers
 
     def _pick_blindly(self, count: int) -> Tensor:
         """Pick without a look at the KV, out of the whole plan's tokens; rows."""

@@ -234,8 +234,8 @@ class StoredKV:
                 into, kept = kept[: span.length], kept[span.length :]
             moved = self._moved(keys, matrix, into)
             if matrix is not None and self._model.layers[index].window is not None:
-                # What overflows here and stands outside of the window nobody sees, but whoever gets the
-                # block next: attention kernels read the slots that they mask, too.
+                # A key that overflows may stand outside of every later token's window. It would go unseen
+                # and stay in the block for the next request: attention kernels read masked slots, too.
                 most = torch.finfo(moved.dtype).max
                 moved = moved.clamp_(-most, most)
             self._model.tap.write(index, moved, values, places)

@@ -158,7 +158,7 @@ def _kernel(  # type: ignore[no-untyped-def]
             other=0.0,
         )
         numbers = tl.dot(numbers, turn, input_precision="ieee") if exact else tl.dot(numbers, turn)
-        # As in `stored_kv`: what overflows outside of a window nobody sees before the block is another's.
+        # As in `stored_kv`: outside of a window an overflow would go unseen, and stay in the block.
         numbers = tl.minimum(tl.maximum(numbers, -most), most)
 
     slot = tl.load(slots + rows, mask=here, other=0)

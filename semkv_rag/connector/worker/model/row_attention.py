@@ -41,10 +41,8 @@ class RowAttention:
 
     def metadata(self, slices: Sequence[Slice]) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What each layer's attention is given, and the slot mapping, by layer name."""
-        rows, slots = (
-            rows_of(slices, self._paged, self._queries_per_key),
-            self._paged.slots_of(slices),
-        )
+        rows = rows_of(slices, self._paged, self._queries_per_key)
+        slots = self._paged.slots_of(slices)
         groups = {one.layer_name: self._paged.group_of(one) for one in self._attentions}
         return (
             {name: rows[group] for name, group in groups.items()},

@@ -1,9 +1,8 @@
-"""Layers with a sliding window whose whole KV stays in the cache.
+"""Layers with a sliding window whose whole KV stays in the cache, without vLLM's hybrid KV cache manager.
 
-vLLM gives up the blocks of such a layer once they are outside of the window. What reuse takes from them,
-a chunk that is captured, a prefix that is found, a token's KV that a blend leaves as it is, may stand
-anywhere in a prompt. So their blocks are kept as those of full attention are, and all layers share one
-block table. The layers compute as before: their kernels know the window from the model.
+Their blocks are then kept as those of full attention are, and all layers share one block table. The
+layers compute as before: their kernels know the window from the model. With the hybrid manager vLLM gives
+up blocks outside of the window; see `scheduler.request_blocks` for what blends and captures do there.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from vllm.v1.kv_cache_interface import (
 def whole_windows(specs: Mapping[str, KVCacheSpec], block_size: int) -> dict[str, KVCacheSpec]:
     """The layers' cache specifications, with full attention's in the place of a window's.
 
-    vLLM does the same by itself for connectors like ours where a model has both kinds of layers, though
-    not where all layers have a window, nor where their windows differ.
+    vLLM does the same by itself where a model has both kinds of layers, though not where all layers have
+    a window, nor where their windows differ.
 
     Args:
         block_size: of the full layers, in tokens.
