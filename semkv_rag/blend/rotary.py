@@ -48,7 +48,7 @@ class Rotary:
 
     def rotate(self, keys: Tensor, shift: int) -> Tensor:
         """Move `keys`, [tokens, kv_heads, head_dim], by `shift` positions, all alike."""
-        return keys @ self.matrix(shift, keys.shape[-1]).to(keys.dtype)
+        return keys @ self.matrix(shift, keys.shape[-1]).to(keys)
 
     def _pairs(self, dimensions: Tensor) -> tuple[Tensor, Tensor]:
         """The first and the second members of all pairs of rotary `dimensions`."""

@@ -155,10 +155,10 @@ class PagedKV:
         return copies
 
     def codes(self, cache: Tensor, copies: Tensor) -> Tensor:
-        """What `copy_blocks` gave of caches like this one: [layers * blocks, codes], on the CPU."""
+        """What `copy_blocks` gave of caches like this one, where it is: [layers * blocks, codes]."""
         axis, parts = self._block_axis(cache)
         count = len(copies) * copies.shape[axis + 1] // parts
-        return copies.cpu().movedim(axis + 1, 1).reshape(count, -1)
+        return copies.movedim(axis + 1, 1).reshape(count, -1)
 
     def offsets(self, cache: Tensor, codes: Counts) -> Counts:
         """Where codes of a block stand in memory, counted from the block's first number.

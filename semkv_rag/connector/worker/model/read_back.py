@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -32,24 +33,30 @@ class ReadBack:
     def keys(self, index: int) -> Tensor:
         """K of layer `index`, [tokens, kv_heads, head_dim]."""
         codes, rows = self._codes(index)
-        return self.layouts[index].unpack_keys(codes)[rows].to(self.paged.device)
+        return self.layouts[index].unpack_keys(codes)[rows]
 
     def values(self, index: int) -> Tensor:
         """V of layer `index`, [tokens, kv_heads, head_dim]."""
         codes, rows = self._codes(index)
-        return self.layouts[index].unpack_values(codes)[rows].to(self.paged.device)
+        return self.layouts[index].unpack_values(codes)[rows]
 
     def both(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V of layer `index`, each [tokens, kv_heads, head_dim]."""
         codes, rows = self._codes(index)
         keys, values = self.layouts[index].unpack(codes)
-        return keys[rows].to(self.paged.device), values[rows].to(self.paged.device)
+        return keys[rows], values[rows]
 
     def _codes(self, index: int) -> tuple[Tensor, Tensor]:
         """The codes of the tokens' blocks, and which of their rows the tokens are."""
-        size = self.paged.block_size
-        held, place = torch.unique(self.positions // size, return_inverse=True)
+        held, rows = self._places
         attention = self.layouts[index].attention
         cache, blocks = attention.kv_cache, self.blocks[self.paged.group_of(attention)]
         copies = self.paged.copy_blocks([cache], blocks[held])
-        return self.paged.codes(cache, copies), (place * size + self.positions % size).cpu()
+        return self.paged.codes(cache, copies), rows
+
+    @cached_property
+    def _places(self) -> tuple[Tensor, Tensor]:
+        """Which of the request's blocks hold the tokens, and which of these blocks' rows they are."""
+        size = self.paged.block_size
+        held, place = torch.unique(self.positions // size, return_inverse=True)
+        return held, place * size + self.positions % size

@@ -30,7 +30,8 @@ def probe_copying(setting: BlendSetting, held: int, dtype: torch.dtype) -> dict[
         return size_bytes / min(_seconds(copy, paged.device) for _ in range(REPEATS))
 
     def unpacked() -> tuple[Tensor, Tensor]:
-        return layout.unpack(paged.codes(cache, paged.copy_blocks([cache], blocks)))
+        copies = paged.copy_blocks([cache], blocks).cpu()
+        return layout.unpack(paged.codes(cache, copies))
 
     rates = {
         "bytes": size_bytes,
