@@ -21,8 +21,9 @@ from semkv_rag.store.codecs import EncodedLayer, codec_named
 
 BLOCKS = 60
 STORED = 150
-ROWS = slice(45, 142)
-SHIFT = 321
+ROWS = slice(45, 142), slice(3, 30), slice(70, 71)
+SHIFTS = 321, -17, 0
+"""Of the spans of a chunk."""
 STEP = {torch.float32: 2**-22, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 """Of what is added up, the largest error: torch and Triton round on different ways."""
 
@@ -41,19 +42,22 @@ def main() -> None:
 
     angles = torch.arange(1000)[:, None] / 1e4 ** (torch.arange(0, moves, 2) / moves)
     rotary = Rotary(torch.cat((angles.cos(), angles.sin()), 1), bool(options.get("interleaved")))
-    matrix = rotary.matrix(SHIFT, dim).to(dtype)
-    right_keys, right_values = encoded.decode(ROWS)
-    right_keys, right_values = right_keys.clone(), right_values.clone()
-    moved = torch.mm(right_keys.reshape(-1, dim), matrix).view_as(right_keys)
+    matrices = torch.stack([rotary.matrix(shift, dim) for shift in SHIFTS]).to(dtype)
+    parts = [tuple(part.clone() for part in encoded.decode(rows)) for rows in ROWS]
+    right_keys, right_values = (torch.cat(both) for both in zip(*parts, strict=True))
+    each = [
+        torch.mm(keys.reshape(-1, dim), one) for (keys, _), one in zip(parts, matrices, strict=True)
+    ]
+    moved = torch.cat(each).view_as(right_keys)
 
     slots = torch.randperm(BLOCKS * size)[: len(right_keys)].to(device)
-    coded = encoded.coded(ROWS)
-    assert coded is not None
+    coded = [encoded.coded(rows) for rows in ROWS]
+    coded_keys, coded_values = zip(*filter(None, coded), strict=True)
     worst = 0.0
-    for numbers, turn, right in (
-        (coded[0], matrix, moved),
-        (coded[0], None, right_keys),
-        (coded[1], None, right_values),
+    for numbers, turns, right in (
+        (coded_keys, matrices, moved),
+        (coded_keys, None, right_keys),
+        (coded_values, None, right_values),
     ):
         for turned in (False, True):
             # [blocks, heads, tokens, dim], or [blocks, heads, dim, tokens]
@@ -62,13 +66,14 @@ def main() -> None:
             where = Strides(0, block, *((1, head, size) if turned else (dim, head, 1)))
             load(
                 cache,
-                numbers.brought(lambda part: part.to(device)),
+                numbers,
                 slots,
                 where,
                 block_size=size,
-                matrix=None if turn is None else turn.to(device),
+                join=lambda parts: torch.cat([*parts]).to(device),
+                matrices=None if turns is None else turns.to(device),
             )
-            worst = max(worst, wrong(cache, turned, slots, right, turn is not None))
+            worst = max(worst, wrong(cache, turned, slots, right, turns is not None))
     print(f"largest error {worst:.2g}")
     sys.exit(not worst <= STEP[dtype])
 

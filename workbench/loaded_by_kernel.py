@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from semkv_rag.connector.worker.model.strides import Strides
-from semkv_rag.store.codecs.coded import Coded
+from semkv_rag.store.codecs.coded import Coded, Join
 from workbench.decoded import decoded_in_torch
 
 KERNEL = "semkv_rag.connector.worker.model.load_kernel"
@@ -19,24 +19,33 @@ KERNEL = "semkv_rag.connector.worker.model.load_kernel"
 
 def load_in_torch(
     cache: Tensor,
-    numbers: Coded,
+    numbers: Sequence[Coded],
     slots: Tensor,
     where: Strides,
     *,
     block_size: int,
-    matrix: Tensor | None = None,
+    join: Join,
+    matrices: Tensor | None = None,
 ) -> None:
-    heads, dim = numbers.shape
-    decoded = decoded_in_torch(numbers, cache.dtype)
-    decoded = decoded if matrix is None else decoded @ matrix
+    heads, dim = numbers[0].shape
+    parts = [decoded_in_torch(one, cache.dtype) for one in numbers]
+    if matrices is not None:
+        parts = [part @ matrix for part, matrix in zip(parts, matrices, strict=True)]
     places = where.first + slots // block_size * where.block + slots % block_size * where.token
     places = places[:, None, None] + (torch.arange(heads) * where.head)[:, None]
     reach = int(torch.tensor(cache.shape).sub(1).mul(torch.tensor(cache.stride())).sum()) + 1
-    cache.as_strided((reach,), (1,))[places + torch.arange(dim) * where.dim] = decoded
+    cache.as_strided((reach,), (1,))[places + torch.arange(dim) * where.dim] = join(parts)
 
 
-def unmoved(*args: Any, matrix: Tensor | None = None, **kwargs: Any) -> None:
+def unmoved(*args: Any, matrices: Tensor | None = None, **kwargs: Any) -> None:
     load_in_torch(*args, **kwargs)
+
+
+def moved_alike(*args: Any, matrices: Tensor | None = None, **kwargs: Any) -> None:
+    """All spans as the first one."""
+    if matrices is not None:
+        matrices = matrices[:1].expand_as(matrices)
+    load_in_torch(*args, matrices=matrices, **kwargs)
 
 
 def install(worker: Any, load: Callable[..., None] | None) -> bool:

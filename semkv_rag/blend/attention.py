@@ -10,6 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+MOST_LOGITS = 1 << 24
+"""On a device at a time: 64 MB."""
+
 
 def squared_attention(
     queries: Tensor,
@@ -35,22 +38,39 @@ def squared_attention(
             long as the softmax.
     """
     question, heads, head_dim = queries.shape
-    kv_heads = keys.shape[1]
-    grouped = (queries.float() * scale).view(question, kv_heads, -1, head_dim)
+    kv_heads, of_each = keys.shape[1], heads // keys.shape[1]
+    grouped = (queries.float() * scale).view(question, kv_heads, of_each, head_dim).transpose(0, 1)
     hidden = ~visible[:, None, open_keys:]
     pooled = torch.zeros(len(keys), device=keys.device)
-    # One at a time: [question * group, keys] is the largest tensor here. Rows in one piece: CPU kernels
-    # multiply a stack of small matrices at half the speed.
-    for head in range(kv_heads):
-        logits = grouped[:, head].reshape(-1, head_dim) @ keys[:, head].float().T
+    for some in _heads_at_a_time(kv_heads, question * of_each * len(keys), keys.device):
+        # [..., question * heads of each, keys]
+        logits = grouped[some].flatten(-3, -2) @ keys.transpose(0, 1)[some].float().mT
         if softcap:
             logits = torch.tanh(logits / softcap) * softcap
-        logits.view(question, -1, len(keys))[..., open_keys:].masked_fill_(hidden, -torch.inf)
+        of_question = logits.view(*logits.shape[:-2], question, of_each, len(keys))
+        of_question[..., open_keys:].masked_fill_(hidden, -torch.inf)
         if sinks is not None:
-            own = sinks.float().view(kv_heads, -1)[head].repeat(question)
-            logits = torch.cat((logits, own[:, None]), dim=1)
-        pooled += logits.softmax(-1)[:, : len(keys)].square_().sum(0)
+            own = sinks.float().view(kv_heads, 1, of_each)[some]
+            own = own.expand(*own.shape[:-2], question, of_each).flatten(-2)
+            logits = torch.cat((logits, own[..., None]), dim=-1)
+        weights = logits.softmax(-1)[..., : len(keys)]
+        pooled += weights.square_().flatten(0, -2).sum(0)
     return pooled / (question * heads)
+
+
+def _heads_at_a_time(kv_heads: int, logits: int, device: torch.device) -> list[int | slice]:
+    """Which of the keys' heads are looked at together.
+
+    A CPU multiplies a stack of small matrices at half the speed of one; a device waits longer for being
+    told of each than it computes.
+
+    Args:
+        logits: of a head.
+    """
+    if device.type == "cpu":
+        return list(range(kv_heads))
+    most = max(1, MOST_LOGITS // logits)
+    return [slice(begin, begin + most) for begin in range(0, kv_heads, most)]
 
 
 def smoothed(scores: Tensor, rank_in_span: Tensor, reach: int = 1) -> Tensor:

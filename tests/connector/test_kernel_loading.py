@@ -17,7 +17,7 @@ from semkv_rag.store.codecs import codec_names
 from workbench.answers import assert_same, blended, plain
 from workbench.chunks import random_tokens, store_chunks
 from workbench.inside import inside
-from workbench.loaded_by_kernel import count, install, load_in_torch, remove, unmoved
+from workbench.loaded_by_kernel import count, install, load_in_torch, moved_alike, remove, unmoved
 
 INTERPRETED = bool(os.environ.get("TRITON_INTERPRET"))
 PREFIX = random_tokens(910, 21)
@@ -54,6 +54,7 @@ def test_blends_are_the_same(engine: Engine, namespace: str, codec: str) -> None
 
 
 @pytest.mark.skipif(INTERPRETED, reason="torch takes the kernel's place")
-def test_a_kernel_that_is_wrong_is_not_used(engine: Engine) -> None:
-    with installed(engine, unmoved) as passed:
+@pytest.mark.parametrize("wrong", [unmoved, moved_alike])
+def test_a_kernel_that_is_wrong_is_not_used(engine: Engine, wrong: Callable[..., None]) -> None:
+    with installed(engine, wrong) as passed:
         assert not passed

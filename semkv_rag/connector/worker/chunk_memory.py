@@ -132,7 +132,9 @@ class HeldChunk:
             ChunkFileError: the file is damaged.
         """
         if len(self._kept.layers) <= index:
-            self.from_file_bytes += self._kept.read_on(index)
+            read = self._kept.read_on(index)
+            with self._kept.reading:  # several threads may read through this
+                self.from_file_bytes += read
         return self._kept.layers[index]
 
     def sensitivity(self) -> Tensor | None:

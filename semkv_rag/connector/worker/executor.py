@@ -29,9 +29,10 @@ from semkv_rag.connector.messages import (
     StepMetadata,
     WorkerResults,
 )
-from semkv_rag.connector.threads import beside_model, pool_beside_model
+from semkv_rag.connector.threads import beside_model
 from semkv_rag.connector.worker.blend.blend_pass import BlendPass
 from semkv_rag.connector.worker.blend.blend_queue import BlendQueue
+from semkv_rag.connector.worker.blend.layer_reader import LoadingThreads
 from semkv_rag.connector.worker.blend.setting import BlendSetting
 from semkv_rag.connector.worker.blend.stored_kv import LostKV, LostSources, Sources
 from semkv_rag.connector.worker.capture.capture import ChunkCapture
@@ -128,7 +129,7 @@ class BlendExecutor:
                 model=model,
                 piece_tokens=self._config.scheduler_config.max_num_batched_tokens,
                 layouts=layouts,
-                loading=pool_beside_model(1, "semkv-load"),
+                loading=LoadingThreads(runner.device),
             )
         )
         memory = made_chunk_memory(self._ram_bytes // ranks.count, runner.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -63,31 +64,40 @@ def loading_fault(
     count = min(TOKENS, held * paged.block_size)
     ids = paged.first_blocks(held)
     positions = torch.arange(count - LEFT_OUT, device=paged.device)
-    slots_of_groups, rows = paged.slots(ids, positions), slice(LEFT_OUT, count)
+    slots_of_groups = paged.slots(ids, positions)
+    # Two spans: the first one is moved, the other stays.
+    rows = [slice(LEFT_OUT, count // 2), slice(count // 2, count)]
+    moved = rows[0].stop - rows[0].start
     generator = torch.Generator().manual_seed(0)
 
     def bring(part: Tensor) -> Tensor:
         return part.to(paged.device)
 
+    def join(parts: Sequence[Tensor]) -> Tensor:
+        return bring(torch.cat([*parts]))
+
     kinds = {(layer.kv_shapes, id(layer.rotary)): at for at, layer in enumerate(model.layers)}
     for index in kinds.values():
         layer, read = model.layers[index], ReadBack(paged, setting.layouts, ids, positions)
         slots = slots_of_groups[paged.group_of(layer.attention)]
-        matrix = None
+        matrices = None
         if layer.rotary is not None:
-            matrix = layer.rotary.matrix(SHIFT, layer.kv_shapes[0][1]).to(paged.device, dtype)
+            size = layer.kv_shapes[0][1]
+            turn = layer.rotary.matrix(SHIFT, size).cpu()
+            matrices = torch.stack((turn, torch.eye(size))).to(paged.device, dtype)
         for name in codec_names():
             encoded = _made_up(name, layer.kv_shapes, count, dtype, generator)
             if encoded is None:
                 continue
-            keys, values = encoded.decode(rows, bring=bring)
-            if matrix is not None:
-                keys = keys @ matrix
+            keys, values = encoded.decode(slice(LEFT_OUT, count), bring=bring)
+            if matrices is not None:
+                keys = torch.cat((keys[:moved] @ matrices[0], keys[moved:]))
             model.tap.write(index, keys, values, slots)
             right = read.both(index)
             # What the kernel does not write must not be right by having been there before.
             model.tap.write(index, torch.zeros_like(keys), torch.zeros_like(values), slots)
-            if not kernel.write(index, encoded, rows, slots, matrix=matrix, bring=bring):
+            both = [encoded, encoded]
+            if not kernel.write(index, both, rows, slots, matrices=matrices, join=join):
                 continue
             error = max(map(_error, read.both(index), right))
             if not error <= max(ROUNDINGS * torch.finfo(dtype).eps, LEAST):

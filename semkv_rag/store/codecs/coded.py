@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from torch import Tensor
+
+Join: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
+"""Puts tensors of the host one behind the other, along their first axis, on another device."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +34,16 @@ class Coded:
     group_tokens: int = 1
     begin: int = 0
 
-    def brought(self, bring: Callable[[Tensor], Tensor]) -> Coded:
-        """With its tensors where `bring` brings them."""
-        scale, middle = (None if one is None else bring(one) for one in (self.scale, self.middle))
-        return replace(self, codes=bring(self.codes), scale=scale, middle=middle)
+    def like(self, other: Coded) -> bool:
+        """Whether both are coded alike, but for how many tokens they are and where they begin."""
+        return (
+            self.shape == other.shape
+            and self.codes.dtype == other.codes.dtype
+            and self.group_tokens == other.group_tokens
+            and _rest(self.scale) == _rest(other.scale)
+            and _rest(self.middle) == _rest(other.middle)
+        )
+
+
+def _rest(groups: Tensor | None) -> tuple[int, ...] | None:
+    return None if groups is None else tuple(groups.shape[1:])

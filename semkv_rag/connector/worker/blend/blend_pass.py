@@ -38,7 +38,7 @@ class BlendPass:
         self.picked: OrderedDict[bytes, Picked] = OrderedDict()
 
     def close(self) -> None:
-        self.setting.loading.shutdown(wait=False, cancel_futures=True)
+        self.setting.loading.close()
 
     def begin(self, task: BlendTask, sources: Sources) -> Blend:
         """Begin a task's blend; its stored KV loads from now on."""

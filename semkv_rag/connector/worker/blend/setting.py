@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from semkv_rag.connector.messages import Blocks
+from semkv_rag.connector.worker.blend.layer_reader import LoadingThreads
 from semkv_rag.connector.worker.model.block_layout import BlockLayout
 from semkv_rag.connector.worker.model.sliced_model import SlicedModel
 
@@ -24,14 +24,14 @@ class BlendSetting:
         model: the loaded model; the rotations of its layers are found.
         piece_tokens: the most tokens of one launch.
         layouts: of the blocks of each layer.
-        loading: the thread that loads.
+        loading: the threads that load.
         in_blends: the blocks of the requests that are being blended, by request: threads write to them.
     """
 
     model: SlicedModel
     piece_tokens: int
     layouts: Sequence[BlockLayout]
-    loading: ThreadPoolExecutor
+    loading: LoadingThreads
     in_blends: dict[str, Blocks] = field(default_factory=dict)
 
     @property

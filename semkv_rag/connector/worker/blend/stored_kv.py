@@ -6,10 +6,10 @@ request's blocks until it is blended, so the thread needs no lock for them.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from semkv_rag.blend import decoded
 from semkv_rag.connector.metrics import Fault
+from semkv_rag.connector.worker.blend.layer_reader import LayerReader, LoadingThreads
 from semkv_rag.connector.worker.blend.rows import BlendRows
 from semkv_rag.connector.worker.model.device_stream import DeviceStream
 from semkv_rag.connector.worker.model.slice import Watcher
@@ -87,7 +88,7 @@ class StoredKV:
     Args:
         spans: those that are written, in prompt order.
         sources: opened and closed by the thread.
-        thread: does the work.
+        threads: those that do the work.
         keeps_keys: whether `keys` is to have them.
         weighs: whether `sensitivity` is wanted.
 
@@ -103,7 +104,7 @@ class StoredKV:
         rows: BlendRows,
         spans: Sequence[Span],
         sources: Sources,
-        thread: ThreadPoolExecutor,
+        threads: LoadingThreads,
         *,
         keeps_keys: bool = False,
         weighs: bool = False,
@@ -112,8 +113,8 @@ class StoredKV:
         self._keeps_keys, self._weighs = keeps_keys, weighs
         self._keys: dict[int, Tensor] = {}
         self._scratch = Scratch()
-        # In the keys' dtype; by rotary module, since layers share them, and shift.
-        self._matrices: dict[tuple[int, int], Tensor] = {}
+        # In the keys' dtype; by rotary module, since layers share them.
+        self._matrices: dict[int, Tensor] = {}
         self._changed = threading.Condition()
         self._written = 0  # layers
         self._fault: Exception | None = None
@@ -124,7 +125,8 @@ class StoredKV:
         self._layers = len(model.layers) if spans else 0
         # The blocks may have been another request's: what reads them still comes first.
         self._stream = DeviceStream(rows.positions.device)
-        self._work = thread.submit(self._bring, sources) if spans else None
+        self._readers = threads.readers
+        self._work = threads.loader.submit(self._bring, sources) if spans else None
 
     # ---- asked by the thread of the model --------------------------------------------------
 
@@ -185,12 +187,13 @@ class StoredKV:
     @torch.inference_mode()
     def _bring(self, sources: Sources) -> None:
         try:
-            with self._stream, sources as chunks:
+            with self._stream, sources as chunks, self._reader(chunks) as reader:
                 slots = [self._rows.slots[:, self._rows.of_span(span)] for span in self._spans]
+                together = torch.cat(slots, dim=1)
                 for index in range(self._layers):
                     if self._stopped:
                         return
-                    self._bring_layer(index, chunks, slots)
+                    self._bring_layer(index, reader, slots, together)
                     self._stream.finish()
                     last = index + 1 == self._layers
                     if last and self._weighs:
@@ -205,33 +208,62 @@ class StoredKV:
                 self._fault = fault
                 self._changed.notify_all()
 
+    def _reader(self, chunks: Mapping[str, KVSource]) -> LayerReader:
+        def read(index: int, span: Span) -> EncodedLayer:
+            return self._stream.pinned(chunks[span.chunk_id].encoded(index))
+
+        order = itertools.product(range(self._layers), self._spans)
+        return LayerReader(read, order, self._readers)
+
     def _bring_layer(
-        self, index: int, chunks: Mapping[str, KVSource], slots: Sequence[Tensor]
+        self, index: int, reader: LayerReader, slots: Sequence[Tensor], together: Tensor
     ) -> None:
-        """Write a layer, span by span: K and V go from where they were read to the cache.
+        """Write a layer: K and V go from where they were read to the cache.
 
         They are decoded where the model is: what is copied to a device is as small as what is stored.
-        Where a kernel does all of it, no keys are kept.
+        Where a kernel does all of it, for all spans at once, no keys are kept. Else it is done span by
+        span.
 
         Args:
             slots: those of each span, [groups, tokens].
+            together: those of all spans, one behind the other, [groups, tokens].
         """
-        kept = self._room_for_keys(index, chunks) if self._keeps_keys else None
         group = self._model.paged.group_of(self._model.layers[index].attention)
-        for span, of_groups in zip(self._spans, slots, strict=True):
-            places = of_groups[group]
-            rows = slice(span.src, span.src + span.length)
-            encoded = chunks[span.chunk_id].encoded(index)
-            matrix = self._matrix(index, span.shift, encoded.dtype)
-            bring, kernel = self._stream.bring, self._model.loading
-            if kernel is not None and kernel.write(
-                index, encoded, rows, places, matrix=matrix, bring=bring
-            ):
-                continue
-            keys, values = encoded.decode(rows, bring=bring, scratch=self._scratch)
+        rows = [slice(span.src, span.src + span.length) for span in self._spans]
+        layers, kernel = (reader.take() for _ in self._spans), self._model.loading
+        if kernel is None:
+            self._bring_spans(index, layers, rows, [of_groups[group] for of_groups in slots])
+            return
+        encoded = list(layers)
+        if not kernel.write(
+            index,
+            encoded,
+            rows,
+            together[group],
+            matrices=self._matrices_of(index, encoded[0].dtype),
+            join=self._stream.join,
+        ):
+            self._bring_spans(index, encoded, rows, [of_groups[group] for of_groups in slots])
+
+    def _bring_spans(
+        self,
+        index: int,
+        layers: Iterable[EncodedLayer],
+        rows: Sequence[slice],
+        slots: Sequence[Tensor],
+    ) -> None:
+        """Decode, move and write a layer's K and V of each span in turn."""
+        kept: Tensor | None = None
+        of_spans = zip(self._spans, rows, slots, layers, strict=True)
+        for number, (span, some, places, encoded) in enumerate(of_spans):
+            if kept is None and self._keeps_keys:
+                kept = self._room_for_keys(index, encoded.dtype)
+            keys, values = encoded.decode(some, bring=self._stream.bring, scratch=self._scratch)
             into = None
             if kept is not None and not span.exact:
                 into, kept = kept[: span.length], kept[span.length :]
+            matrices = self._matrices_of(index, encoded.dtype)
+            matrix = matrices[number] if matrices is not None and span.shift else None
             moved = self._moved(keys, matrix, into)
             if matrix is not None and self._model.layers[index].window is not None:
                 # A key that overflows may stand outside of every later token's window. It would go unseen
@@ -240,26 +272,28 @@ class StoredKV:
                 moved = moved.clamp_(-most, most)
             self._model.tap.write(index, moved, values, places)
 
-    def _room_for_keys(self, index: int, chunks: Mapping[str, KVSource]) -> Tensor:
+    def _room_for_keys(self, index: int, dtype: torch.dtype) -> Tensor:
         """Where a layer's moved keys are kept, [candidates, kv_heads, head_dim]."""
-        dtype = chunks[self._spans[0].chunk_id].encoded(index).dtype
         count = sum(span.length for span in self._spans if not span.exact)
         shape = self._model.layers[index].kv_shapes[0]
         kept = torch.empty(count, *shape, dtype=dtype, device=self._rows.slots.device)
         self._keys[index] = kept
         return kept
 
-    def _matrix(self, index: int, shift: int, dtype: torch.dtype) -> Tensor | None:
-        """What moves keys of a layer by `shift` positions; None: they stay as they are."""
+    def _matrices_of(self, index: int, dtype: torch.dtype) -> Tensor | None:
+        """What moves each span's keys of a layer, [spans, head_dim, head_dim]; None: all stay."""
         rotary = self._model.layers[index].rotary
-        if rotary is None or shift == 0:
+        if rotary is None or not any(span.shift for span in self._spans):
             return None
-        matrix = self._matrices.get((id(rotary), shift))
-        if matrix is None:
+        if id(rotary) not in self._matrices:
             size = self._model.layers[index].kv_shapes[0][1]
-            matrix = rotary.matrix(shift, size).to(self._rows.slots.device, dtype)
-            self._matrices[id(rotary), shift] = matrix
-        return matrix
+            matrices = [
+                rotary.matrix(span.shift, size) if span.shift else torch.eye(size)
+                for span in self._spans
+            ]
+            matrices = [one.cpu() for one in matrices]  # a module's own table may be on the device
+            self._matrices[id(rotary)] = torch.stack(matrices).to(self._rows.slots.device, dtype)
+        return self._matrices[id(rotary)]
 
     def _moved(self, keys: Tensor, matrix: Tensor | None, into: Tensor | None) -> Tensor:
         """Keys moved, in memory that is given, if it is."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -11,6 +11,7 @@ from semkv_rag.connector.worker.model.layer import Layer
 from semkv_rag.connector.worker.model.paged import PagedKV
 from semkv_rag.connector.worker.model.strides import require_triton, strides_of
 from semkv_rag.store.codecs import EncodedLayer
+from semkv_rag.store.codecs.coded import Coded, Join
 
 
 class KernelLoading:
@@ -32,44 +33,56 @@ class KernelLoading:
     def write(
         self,
         index: int,
-        encoded: EncodedLayer,
-        rows: slice,
+        encoded: Sequence[EncodedLayer],
+        rows: Sequence[slice],
         slots: Tensor,
         *,
-        matrix: Tensor | None,
-        bring: Callable[[Tensor], Tensor],
+        matrices: Tensor | None,
+        join: Join,
     ) -> bool:
-        """Write some tokens' K and V to a layer's cache at `slots`; False: the kernel cannot decode them.
+        """Write K and V of some spans to a layer's cache at `slots`.
+
+        False: the kernel cannot decode them.
 
         Args:
-            encoded: that layer of a chunk.
+            encoded: that layer of each span's chunk.
             rows: which of the chunk's tokens.
-            slots: [tokens], int64.
-            matrix: the rotation that moves K, [head_dim, head_dim], in its dtype; None where K stays.
-            bring: gives a tensor on the cache's device.
+            slots: of the first span's tokens, then the next one's, [tokens], int64.
+            matrices: the rotations that move K, [spans, head_dim, head_dim], in its dtype; None where all
+                K stay.
+            join: puts tensors one behind the other on the cache's device.
 
         Raises:
             ValueError: they do not fit the slots or the cache.
         """
         layout = self._layouts[index]
         cache = layout.attention.kv_cache
-        both = encoded.coded(rows)
-        if both is None or encoded.dtype != cache.dtype:
-            return False
-        for one, (_, *shape) in zip(both, layout.shapes, strict=True):
-            if len(one.codes) != len(slots) or [*one.shape] != shape:
+        keys, values = list[Coded](), list[Coded]()
+        for one, some in zip(encoded, rows, strict=True):
+            both = one.coded(some)
+            if both is None or one.dtype != cache.dtype:
+                return False
+            keys.append(both[0])
+            values.append(both[1])
+        for numbers, (_, *shape) in zip((keys, values), layout.shapes, strict=True):
+            if not all(one.like(numbers[0]) for one in numbers):
+                return False
+            tokens = sum(len(one.codes) for one in numbers)
+            if tokens != len(slots) or [*numbers[0].shape] != shape:
                 raise ValueError(
-                    f"{len(one.codes)} tokens of {one.shape} for {len(slots)} slots of {shape}"
+                    f"{tokens} tokens of {numbers[0].shape} for {len(slots)} slots of {shape}"
                 )
         if not len(slots):
             return True
-        for one, where, own in zip(both, self._strides[index], (matrix, None), strict=True):
+        both_where = self._strides[index]
+        for numbers, where, own in zip((keys, values), both_where, (matrices, None), strict=True):
             self._load(
                 cache,
-                one.brought(bring),
+                numbers,
                 slots,
                 where,
                 block_size=self._paged.block_size,
-                matrix=own,
+                join=join,
+                matrices=own,
             )
         return True

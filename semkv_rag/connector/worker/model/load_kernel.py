@@ -6,13 +6,16 @@ rotation and vLLM's write are kernels one behind the other, and each reads what 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from semkv_rag.connector.worker.model.strides import Strides
-from semkv_rag.store.codecs.coded import Coded
+from semkv_rag.store.codecs.coded import Coded, Join
 
 TOKENS = 32
 """Of a tile."""
@@ -23,46 +26,52 @@ DIMS = 64
 
 def load(
     cache: Tensor,
-    numbers: Coded,
+    numbers: Sequence[Coded],
     slots: Tensor,
     where: Strides,
     *,
     block_size: int,
-    matrix: Tensor | None = None,
+    join: Join,
+    matrices: Tensor | None = None,
 ) -> None:
-    """Write K or V to `cache` at `slots`.
+    """Write K or V of some spans to `cache` at `slots`, in one go.
 
     Args:
         cache: one layer's, of any shape, in the dtype of K and V; `where` says what stands where.
-        numbers: on the cache's device.
-        slots: [tokens], int64.
+        numbers: each span's, on the host, all alike but for their length and beginning.
+        slots: of the first span's tokens, then the next one's, [tokens], int64.
         block_size: tokens of a block.
-        matrix: what K is multiplied by from the right, [head_dim, head_dim], in the cache's dtype: the
-            rotation that moves it. None leaves the numbers as they are.
+        join: puts tensors of the host one behind the other, on the cache's device.
+        matrices: what each span's K are multiplied by from the right, [spans, head_dim, head_dim], in the
+            cache's dtype: the rotations that move them. None leaves the numbers as they are.
     """
-    heads, dim = numbers.shape
-    codes = numbers.codes.contiguous()
-    fp8 = codes.dtype == torch.float8_e4m3fn
-    if fp8:
-        codes = codes.view(torch.int8)  # not every device that Triton runs on has such numbers
-    scale = None if numbers.scale is None else numbers.scale.contiguous()
-    middle = None if numbers.middle is None else numbers.middle.contiguous()
+    one = numbers[0]
+    heads, dim = one.shape
+    fp8 = one.codes.dtype == torch.float8_e4m3fn
+    # As bytes: not every device that Triton runs on has such numbers.
+    codes = join([each.codes.view(torch.int8) if fp8 else each.codes for each in numbers])
+    scale = None if one.scale is None else join([_there(each.scale) for each in numbers])
+    middle = None if one.middle is None else join([_there(each.middle) for each in numbers])
+    spans = tuple(
+        (len(each.codes), each.begin, 0 if each.scale is None else len(each.scale))
+        for each in numbers
+    )
+    tiles = _tiles(spans, cache.device)
     groups = 1 if scale is None else scale.shape[2]
     unread = codes  # some memory
     tile = min(DIMS, triton.next_power_of_2(max(dim, 16)))
-    _kernel[triton.cdiv(len(slots), TOKENS), heads, triton.cdiv(dim, tile)](
+    _kernel[len(tiles), heads, triton.cdiv(dim, tile)](
         cache,
         slots,
+        tiles,
         codes,
         unread if scale is None else scale,
         unread if middle is None else middle,
-        unread if matrix is None else matrix.contiguous(),
-        len(slots),
+        unread if matrices is None else matrices,
         codes[0].numel(),
         heads * groups,
         groups,
-        numbers.group_tokens,
-        numbers.begin,
+        one.group_tokens,
         *(where.first, where.block, where.token, where.head, where.dim),
         block_size,
         heads * dim // 2,
@@ -75,29 +84,53 @@ def load(
         packed=codes.dtype == torch.uint8,
         fp8=fp8,
         centred=middle is not None,
-        moved=matrix is not None,
+        moved=matrices is not None,
         exact=cache.dtype == torch.float32,
         most=torch.finfo(cache.dtype).max,
     )
 
 
-# What differs from span to span, so that no span is compiled for while a request waits.
+def _there(part: Tensor | None) -> Tensor:
+    assert part is not None  # all spans have the same parts
+    return part
+
+
+@lru_cache(maxsize=64)  # the same for each layer, and for K and V
+def _tiles(spans: tuple[tuple[int, int, int], ...], device: torch.device) -> Tensor:
+    """What each tile is of, [tiles, 5], int32.
+
+    Its first token among all spans' tokens, and how many it has; the place of the first one in its span's
+    groups, the span's first group, and which span it is.
+
+    Args:
+        spans: each one's tokens, the place of the first one in its group, and its groups.
+    """
+    tiles, token, group = [], 0, 0
+    for number, (count, begin, groups) in enumerate(spans):
+        tiles += [
+            (token + at, min(TOKENS, count - at), begin + at, group, number)
+            for at in range(0, count, TOKENS)
+        ]
+        token, group = token + count, group + groups
+    return torch.tensor(tiles, dtype=torch.int32).to(device)
+
+
+# No span is compiled for while a request waits.
 @triton.jit(  # type: ignore[untyped-decorator,unused-ignore]
-    do_not_specialize=["count", "begin"], do_not_specialize_on_alignment=["slots"]
+    do_not_specialize_on_alignment=["slots"]
 )
 def _kernel(  # type: ignore[no-untyped-def]
     cache,
     slots,
+    tiles,
     codes,
     scale,
     middle,
-    matrix,
-    count,
+    matrices,
     codes_token,
     scale_group,
     scale_head,
     group_tokens,
-    begin,
     first,
     block_stride,
     token_stride,
@@ -118,10 +151,12 @@ def _kernel(  # type: ignore[no-untyped-def]
     exact: tl.constexpr,
     most: tl.constexpr,
 ):
-    rows = tl.program_id(0).to(tl.int64) * tokens + tl.arange(0, tokens)
+    about = tiles + tl.program_id(0) * 5
+    within = tl.arange(0, tokens)
+    rows = tl.load(about).to(tl.int64) + within
+    here = within < tl.load(about + 1)
     head = tl.program_id(1).to(tl.int64)
     written = tl.program_id(2) * tile + tl.arange(0, tile)
-    here = rows < count
     # A moved number depends on all of its head's.
     dims = tl.arange(0, all_dims) if moved else written
     mask = here[:, None] & (dims < dim)[None, :]
@@ -140,7 +175,8 @@ def _kernel(  # type: ignore[no-untyped-def]
             bits = (numbers.to(tl.int16) << 7) & -0x4080
             numbers = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
     if coded:
-        group = (rows + begin) // group_tokens
+        group = tl.load(about + 3) + (tl.load(about + 2) + within) // group_tokens
+        group = group.to(tl.int64)
         place = group[:, None] * scale_group + head * scale_head + (dims // group_dims)[None, :]
         scales = tl.load(scale + place, mask=mask, other=0.0).to(tl.float32)
         numbers = numbers.to(tl.float32) * scales
@@ -152,6 +188,7 @@ def _kernel(  # type: ignore[no-untyped-def]
         numbers = numbers.to(cache.dtype.element_ty)
 
     if moved:
+        matrix = matrices + tl.load(about + 4).to(tl.int64) * dim * dim
         turn = tl.load(
             matrix + dims[:, None] * dim + written[None, :],
             mask=(dims < dim)[:, None] & (written < dim)[None, :],
