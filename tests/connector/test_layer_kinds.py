@@ -20,7 +20,8 @@ from tests.reference import ReferenceModel, masked
 from workbench.answers import SAMPLING, assert_same, blended, plain
 from workbench.chunks import Tokens, random_tokens, store_chunks
 from workbench.engines import Engines
-from workbench.inside import picked_positions
+from workbench.fake_device import install
+from workbench.inside import inside, picked_positions
 from workbench.tiny_models import LATENT, THREE_ROWS, WINDOW, WINDOWED
 
 PREFIX = random_tokens(900, 50)
@@ -34,7 +35,10 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     # A chunk is computed over several steps, between which its first blocks are given up.
     "gemma3_sliding, small steps": ("gemma3_sliding", {"max_num_batched_tokens": 48}),
 }
-IN_SOAK = ("gemma2_sliding, one group", "mistral_sliding, one group")
+ON_DEVICE = tuple(f"{arch}, on a device" for arch in KINDS)
+"""Tensors of a device and of the host do not mix; see `workbench.fake_device`."""
+CASES |= {case: (arch, {}) for case, arch in zip(ON_DEVICE, KINDS, strict=True)}
+IN_SOAK = ("gemma2_sliding, one group", "mistral_sliding, one group", *ON_DEVICE)
 
 
 class Stocked(Pair):
@@ -68,6 +72,8 @@ def stocked(
     folder = tiny_model(arch)
     with engines.own(folder, **args) as engine:
         assert engine.gate.servable, engine.gate.reason
+        if request.param in ON_DEVICE:
+            assert inside(engine, install) == (True, None)
         tokens = [random_tokens(seed, 70 + 7 * seed) for seed in range(4)]
         chunks = store_chunks(engine, tokens[:3], namespace="default", reference=OTHER)
         chunks += store_chunks(engine, tokens[3:], namespace="default", context=PREFIX)
