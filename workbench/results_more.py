@@ -1,4 +1,4 @@
-"""Tables of docs/results.md with one row for each thing measured: plans, Ray, codecs, metrics."""
+"""Tables of docs/results.md with one row for each thing measured: plans, Ray, codecs, metrics, checks."""
 
 from __future__ import annotations
 
@@ -81,3 +81,23 @@ def observing_lines(figures: Mapping[str, Any]) -> list[list[str]]:
         lines.append([PARTS[name], f"{told['median']:.3f}"])
     lines.append(["metrics and spans together", f"{figures['metrics_and_traces_ms']:.3f}"])
     return lines
+
+
+ERRORS = ("largest_error", "largest_difference_nats")
+
+
+def doctor_lines(figures: Mapping[str, Any]) -> list[list[str]]:
+    """A row for each check that compares numbers, a column for each engine: how far off it was."""
+    runs = figures["runs"]
+    found = {
+        (one["check"], one["case"]): []
+        for one in next(iter(runs.values()))["results"]
+        if any(name in one["figures"] for name in ERRORS)
+    }
+    for run in runs.values():
+        for one in run["results"]:
+            if (row := found.get((one["check"], one["case"]))) is not None:
+                error = next(one["figures"][name] for name in ERRORS if name in one["figures"])
+                row.append(f"{error:.2g}" if one["status"] == "ok" else one["status"])
+    lines = [["check", *runs], ["---"] * (1 + len(runs))]
+    return lines + [[f"{check}, {case}", *row] for (check, case), row in found.items()]

@@ -14,7 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.results_more import codec_lines, observing_lines, plan_lines, ray_lines
+from workbench.results_more import (
+    codec_lines,
+    doctor_lines,
+    observing_lines,
+    plan_lines,
+    ray_lines,
+)
 from workbench.settings import ROOT
 
 DATA = ROOT / "docs" / "results"
@@ -50,6 +56,7 @@ def table(figures: Mapping[str, Any]) -> str:
         "on_ray": ray_lines,
         "codecs": codec_lines,
         "observing": observing_lines,
+        "doctor": doctor_lines,
     }
     lines = by_benchmark.get(figures["benchmark"], ttft_lines)(figures)
     return "\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n\n"
