@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -55,10 +55,8 @@ def _new(choice: Mapping[str, Any]) -> Part:
     message = choice.get("message") or choice.get("delta")
     if message is None:
         return Part(choice.get("text") or "", logprobs=choice.get("logprobs"))
-    calls: tuple[ToolCall, ...] = tuple(
-        _call(number, call) for number, call in enumerate(message.get("tool_calls") or ())
-    )
-    return Part(message.get("content") or "", calls, choice.get("logprobs"))
+    calls = [_call(number, call) for number, call in enumerate(message.get("tool_calls") or ())]
+    return Part(message.get("content") or "", _joined(calls), choice.get("logprobs"))
 
 
 def _call(number: int, call: Mapping[str, Any]) -> ToolCall:
@@ -67,6 +65,24 @@ def _call(number: int, call: Mapping[str, Any]) -> ToolCall:
     if "function" in said:
         said["function"] = _said(said["function"])
     return cast(ToolCall, said)
+
+
+def _joined(deltas: Iterable[ToolCall]) -> tuple[ToolCall, ...]:
+    """One for each index.
+
+    Where several tokens come at once, a chunk of vLLM's may begin a call and go on with it. LangChain
+    joins what stands in different chunks, but not in one.
+    """
+    calls: dict[int, ToolCall] = {}
+    for delta in deltas:
+        call = calls.get(delta["index"])
+        if call is not None:
+            begun, more = call.get("function", {}), delta.get("function", {})
+            arguments = begun.get("arguments", "") + more.get("arguments", "")
+            function: Any = {**more, **begun, "arguments": arguments}
+            delta = cast(ToolCall, {**delta, **call, "function": function})
+        calls[delta["index"]] = delta
+    return tuple(calls.values())
 
 
 def _said(fields: Mapping[str, Any]) -> dict[str, Any]:

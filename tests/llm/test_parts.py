@@ -95,3 +95,24 @@ def test_a_stream_s_parts_and_its_end() -> None:
     assert (last.raw["id"], last.raw["model"]) == ("x", "m")
     assert last.raw["finish_reason"] == "tool_calls"
     assert last.raw["usage"]["total_tokens"] == 5
+
+
+def test_a_call_that_begins_and_goes_on_in_one_chunk_is_one() -> None:
+    def delta(index: int, **function: str) -> dict[str, object]:
+        return {"index": index, "function": function}
+
+    named = {"id": "c1", "type": "function"}
+    deltas = [
+        {**delta(0, name="look"), **named},
+        delta(0, arguments='{"a'),
+        delta(0, arguments='": 1}'),
+        {**delta(1, name="see", arguments="{}"), **named, "id": "c2"},
+    ]
+    part = StreamedAnswer().take({"choices": [{"delta": {"tool_calls": deltas}}]})
+    assert part is not None
+    look = {"name": "look", "arguments": '{"a": 1}'}
+    see = {"name": "see", "arguments": "{}"}
+    assert part.tool_calls == (
+        {**named, "index": 0, "function": look},
+        {**named, "id": "c2", "index": 1, "function": see},
+    )
