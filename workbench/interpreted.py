@@ -1,4 +1,4 @@
-"""Programs in Triton's interpreter, on a CPU."""
+"""Programs in Triton's interpreter, or with Triton's compiler, on a CPU."""
 
 from __future__ import annotations
 
@@ -18,10 +18,19 @@ def interpreted(*arguments: str, timeout_s: float = 300) -> str:
     Raises:
         AssertionError: it failed.
     """
+    return with_triton(*arguments, timeout_s=timeout_s, TRITON_INTERPRET="1")
+
+
+def with_triton(*arguments: str, timeout_s: float, **environment: str) -> str:
+    """The same where Triton is at hand, and not its interpreter: nothing can be launched.
+
+    Raises:
+        AssertionError: it failed.
+    """
     run = subprocess.run(
         [sys.executable, *arguments],
         cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{TRITON}"},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{TRITON}", **environment},
         capture_output=True,
         text=True,
         timeout=timeout_s,
