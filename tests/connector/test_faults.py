@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from torch import Tensor
 
+from semkv_rag.config import ReuseOptions
 from semkv_rag.corpus.capture import CaptureItem
 from semkv_rag.engine import Completion, Engine
 from semkv_rag.reuse import token_array
 from semkv_rag.store import ChunkFile, ChunkHeader, chunk_id, write_chunk
-from workbench.answers import assert_same, blended, counted, plain
+from workbench.answers import SAMPLING, assert_same, blended, counted, plain
 from workbench.chunks import Stored, random_tokens, store_chunks
-from workbench.inside import limit_file_size, open_chunk_files
+from workbench.inside import inside, limit_file_size, open_chunk_files
 
 QUESTION = random_tokens(601, 10)
 
@@ -171,3 +173,46 @@ def test_the_disk_is_full_while_capturing(engine: Engine, namespace: str) -> Non
     (again,) = engine.capture([item])
     assert again.error is None
     assert path.is_file()
+
+
+async def test_a_file_that_is_torn_fails_no_blend_beside_it(engine: Engine, namespace: str) -> None:
+    """Both blends' KV is settled, the one in the cache and the other lost, when they get their turn."""
+
+    def wait_for_both(worker: Any) -> None:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        queue = get_kv_transfer_group().executor._queue
+        advance = queue.advance
+
+        def when_settled(budget: int, *, idle: bool) -> None:
+            for blend in queue._active.values():
+                blend.stored.settle()
+            advance(budget, idle=idle)
+
+        queue.advance = when_settled
+
+    def stop(worker: Any) -> None:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        del get_kv_transfer_group().executor._queue.advance
+
+    tokens = [random_tokens(seed, 90) for seed in (970, 971, 972)]
+    chunks = store_chunks(engine, tokens, namespace=namespace)
+    question = random_tokens(973, 12)
+    prompts = [tokens[0] + tokens[1] + question, tokens[2] + tokens[0] + question]
+    expected = blended(engine, prompts[1], namespace=namespace, ratio=0.2)
+    engine.reset_prefix_cache()
+    assert engine.store is not None
+    truncate(engine.store.path(engine.fingerprint, namespace, chunks[1].id), "")
+    options = ReuseOptions(namespace=namespace, ratio=0.2)
+    inside(engine, wait_for_both)
+    try:
+        torn, whole = await asyncio.gather(
+            *(engine.agenerate(prompt, sampling=SAMPLING, reuse=options) for prompt in prompts)
+        )
+    finally:
+        inside(engine, stop)
+    assert torn.report.kv_cache == "miss"
+    assert_same(torn, plain(engine, prompts[0]))
+    assert (whole.report.kv_cache, whole.report.reason) == ("hit", None)
+    assert_same(whole, expected)

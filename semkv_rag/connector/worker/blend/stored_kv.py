@@ -140,6 +140,15 @@ class StoredKV:
         """Why it never will be."""
         return self._fault
 
+    def require(self) -> None:
+        """Go on where all of it may still be in the cache.
+
+        Raises:
+            LostKV: some of it never will be.
+        """
+        if self._fault is not None and self._written < self._layers:
+            raise self._fault
+
     def settle(self) -> None:
         """Return when all of it is in the cache, or never will be."""
         with self._changed:
