@@ -26,6 +26,7 @@ import os
 import shutil
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,11 @@ def main() -> None:
             rows = measured(engine, lengths, given.repeats)
     shape = None if given.model is not None else EIGHT_B
     name = "8B's shape, random weights" if given.model is None else str(given.model)
-    save("long_prompts", {"model": name, "shape": shape, "about": about, "rows": rows}, draw)
+    save(
+        "long_prompts",
+        {"model": name, "shape": shape, "about": about, "rows": rows},
+        partial(draw, rows),
+    )
     print(json.dumps(rows, indent=2))
 
 
@@ -166,8 +171,7 @@ def remember(worker: Any) -> None:
         object.__setattr__(executor._files, "memory", executor.was)
 
 
-def draw(figure: Any) -> None:
-    rows = json.loads((ROOT / "build" / "bench" / "long_prompts.json").read_text())["rows"]
+def draw(rows: list[dict[str, Any]], figure: Any) -> None:
     axes = figure.subplots()
     for way in WAYS:
         points = [(row["tokens"], row["ttft_ms"]["median"]) for row in rows if row["way"] == way]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,10 +20,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as tree
 
+from workbench.settings import ROOT
+
 DEVICE = torch.device("xpu", 0)
 COPIES = {"copy_", "to", "cpu"}
 INDEXED = {"__getitem__", "__setitem__"}
-OURS = "/semkv_rag/"
+TORCH = f"{Path(torch.__file__).parent}/"
+OURS = f"{ROOT / 'semkv_rag'}/"
 
 
 class OnDevice(Tensor):
@@ -116,9 +120,9 @@ def _require_one_device(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 def _calls_from_ours() -> bool:
     frame = sys._getframe(2)
-    while frame is not None and "/torch/" in frame.f_code.co_filename:
+    while frame is not None and frame.f_code.co_filename.startswith(TORCH):
         frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None and OURS in frame.f_code.co_filename
+    return frame is not None and frame.f_code.co_filename.startswith(OURS)
 
 
 class _Torch:

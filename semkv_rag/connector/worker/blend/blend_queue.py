@@ -139,7 +139,7 @@ class BlendQueue:
     def _next(self, blend: Blend) -> Launch | None:
         """What a blend wants computed; None when it is done, or failed."""
         try:
-            blend.stored.require()  # in a forward with others it would fail them, too
+            blend.stored.check()  # a fault in a forward with others would fail them, too
             launch = blend.next()
         except Exception as fault:
             self._fail(blend.task, fault)

@@ -140,11 +140,11 @@ class StoredKV:
         """Why it never will be."""
         return self._fault
 
-    def require(self) -> None:
-        """Go on where all of it may still be in the cache.
+    def check(self) -> None:
+        """Make sure that all of it is in the cache, or still on its way there.
 
         Raises:
-            LostKV: some of it never will be.
+            LostKV: it cannot be had.
         """
         if self._fault is not None and self._written < self._layers:
             raise self._fault
@@ -197,12 +197,12 @@ class StoredKV:
     def _bring(self, sources: Sources) -> None:
         try:
             with self._stream, sources as chunks, self._reader(chunks) as reader:
-                slots = [self._rows.slots[:, self._rows.of_span(span)] for span in self._spans]
-                together = torch.cat(slots, dim=1)
+                of_spans = [self._rows.slots[:, self._rows.of_span(span)] for span in self._spans]
+                slots = torch.cat(of_spans, dim=1)
                 for index in range(self._layers):
                     if self._stopped:
                         return
-                    self._bring_layer(index, reader, slots, together)
+                    self._bring_layer(index, reader, slots)
                     self._stream.finish()
                     last = index + 1 == self._layers
                     if last and self._weighs:
@@ -224,9 +224,7 @@ class StoredKV:
         order = itertools.product(range(self._layers), self._spans)
         return LayerReader(read, order, self._readers)
 
-    def _bring_layer(
-        self, index: int, reader: LayerReader, slots: Sequence[Tensor], together: Tensor
-    ) -> None:
+    def _bring_layer(self, index: int, reader: LayerReader, slots: Tensor) -> None:
         """Write a layer: K and V go from where they were read to the cache.
 
         They are decoded where the model is: what is copied to a device is as small as what is stored.
@@ -234,36 +232,41 @@ class StoredKV:
         span.
 
         Args:
-            slots: those of each span, [groups, tokens].
-            together: those of all spans, one behind the other, [groups, tokens].
+            slots: of the first span's tokens, then the next one's, [groups, tokens].
         """
         group = self._model.paged.group_of(self._model.layers[index].attention)
         rows = [slice(span.src, span.src + span.length) for span in self._spans]
-        layers, kernel = (reader.take() for _ in self._spans), self._model.loading
-        if kernel is None:
-            self._bring_spans(index, layers, rows, [of_groups[group] for of_groups in slots])
-            return
-        encoded = list(layers)
-        if not kernel.write(
-            index,
-            encoded,
-            rows,
-            together[group],
-            matrices=self._matrices_of(index, encoded[0].dtype),
-            join=self._stream.join,
-        ):
-            self._bring_spans(index, encoded, rows, [of_groups[group] for of_groups in slots])
+        layers: Iterable[EncodedLayer] = (reader.take() for _ in self._spans)
+        if (kernel := self._model.loading) is not None:
+            layers = list(layers)
+            if kernel.write(
+                index,
+                layers,
+                rows,
+                slots[group],
+                matrices=self._matrices_of(index, layers[0].dtype),
+                join=self._stream.join,
+            ):
+                return
+        self._bring_spans(index, layers, rows, slots[group])
 
     def _bring_spans(
         self,
         index: int,
         layers: Iterable[EncodedLayer],
         rows: Sequence[slice],
-        slots: Sequence[Tensor],
+        slots: Tensor,
     ) -> None:
-        """Decode, move and write a layer's K and V of each span in turn."""
+        """Decode, move and write a layer's K and V of each span in turn.
+
+        Args:
+            layers: that layer of each span's chunk, one after the other.
+            rows: which of the chunk's tokens.
+            slots: of the first span's tokens, then the next one's, [tokens], int64.
+        """
         kept: Tensor | None = None
-        of_spans = zip(self._spans, rows, slots, layers, strict=True)
+        places_of_spans = torch.split(slots, [span.length for span in self._spans])
+        of_spans = zip(self._spans, rows, places_of_spans, layers, strict=True)
         for number, (span, some, places, encoded) in enumerate(of_spans):
             if kept is None and self._keeps_keys:
                 kept = self._room_for_keys(index, encoded.dtype)

@@ -50,8 +50,9 @@ def load(
     fp8 = one.codes.dtype == torch.float8_e4m3fn
     # As bytes: not every device that Triton runs on has such numbers.
     codes = join([each.codes.view(torch.int8) if fp8 else each.codes for each in numbers])
-    scale = None if one.scale is None else join([_there(each.scale) for each in numbers])
-    middle = None if one.middle is None else join([_there(each.middle) for each in numbers])
+    scales = [each.scale for each in numbers if each.scale is not None]
+    middles = [each.middle for each in numbers if each.middle is not None]
+    scale, middle = (join(parts) if parts else None for parts in (scales, middles))
     spans = tuple(
         (len(each.codes), each.begin, 0 if each.scale is None else len(each.scale))
         for each in numbers
@@ -88,11 +89,6 @@ def load(
         exact=cache.dtype == torch.float32,
         most=torch.finfo(cache.dtype).max,
     )
-
-
-def _there(part: Tensor | None) -> Tensor:
-    assert part is not None  # all spans have the same parts
-    return part
 
 
 @lru_cache(maxsize=64)  # the same for each layer, and for K and V
