@@ -219,6 +219,34 @@ def _paddleocr_vl() -> transformers.PretrainedConfig:
     )
 
 
+def _lfm2() -> transformers.PretrainedConfig:
+    # Two layers of short convolutions, whose state sums up what came before, and two of attention. vLLM
+    # reads the widths under the names that the models' own configurations have.
+    widths = {"conv_dim": 128, "block_dim": 128, "block_multiple_of": 32}
+    return transformers.Lfm2Config(
+        **SHAPE,
+        **TOKENS,
+        **widths,
+        layer_types=["conv", "full_attention"] * 2,
+        block_auto_adjust_ff_dim=False,
+        block_ffn_dim_multiplier=1.0,
+    )
+
+
+def _mamba2() -> transformers.PretrainedConfig:
+    return transformers.Mamba2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        num_hidden_layers=4,
+        num_heads=8,
+        head_dim=32,
+        state_size=16,
+        n_groups=1,
+        max_position_embeddings=MAX_POSITIONS,
+        **TOKENS,
+    )
+
+
 def _gpt2() -> transformers.PretrainedConfig:
     return transformers.GPT2Config(
         vocab_size=VOCABULARY, n_embd=128, n_layer=4, n_head=4, n_positions=MAX_POSITIONS, **TOKENS
@@ -273,8 +301,11 @@ UNSERVABLE: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "gpt2": _gpt2,
     "deepseek_sparse": _deepseek_sparse,
     "deepseek_unscaled": _deepseek_unscaled,
+    "lfm2": _lfm2,
+    "mamba2": _mamba2,
 }
-"""Architectures that must run plain: learned absolute positions, sparse MLA, MLA without YaRN."""
+"""Architectures that must run plain: learned absolute positions, sparse MLA, MLA without YaRN, recurrent
+layers beside attention, and recurrent layers alone."""
 
 
 def _llava() -> transformers.PretrainedConfig:

@@ -23,6 +23,7 @@ def config_obstacle(config: VllmConfig) -> str | None:
             model.use_mla and config.cache_config.cache_dtype.startswith("fp8")
         ),
         "it has recurrent layers beside attention (hybrid cache)": model.is_hybrid,
+        "all its layers are recurrent": model.is_attention_free,
         "it is an encoder-decoder": model.is_encoder_decoder,
         "it is a pooling model": model.runner_type == "pooling",
         "decode context parallel is on": parallel.decode_context_parallel_size > 1,

@@ -268,10 +268,16 @@ class Engine(OpenAIAnswers, Storing, Checking, Counted, Closing):
         async for part in parts(llm, prompt, params, request_id, self.plain_report, lora):
             yield part
 
-    def plain_report(self, prompt_tokens: int) -> ReuseReport:
-        """The report of an answer that came without one, because no connector runs."""
+    def plain_report(self, prompt_tokens: int, cached_tokens: int) -> ReuseReport:
+        """The report of an answer that came without one, because no connector runs.
+
+        Args:
+            cached_tokens: of the prompt's, found in vLLM's own prefix cache.
+        """
         reason = None if self._connected else f"no reuse: {self.gate.reason}"
-        return ReuseReport(kv_cache="skip", prompt_tokens=prompt_tokens, reason=reason)
+        return ReuseReport(
+            kv_cache="skip", prompt_tokens=prompt_tokens, cached_tokens=cached_tokens, reason=reason
+        )
 
     def _request_id(self) -> str:
         return f"semkv-{next(self._ids)}"

@@ -187,6 +187,9 @@ class LocalBackend:
         raw["latency_ms"] = (time.perf_counter() - began) * 1000
         report = part.report
         if report is None:
-            tokens = raw.get("usage", {}).get("prompt_tokens", 0)
-            report = self._engine.plain_report(tokens).to_mapping()
+            usage = raw.get("usage", {})
+            # vLLM tells this with chat_args={"enable_prompt_tokens_details": True}.
+            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            tokens = usage.get("prompt_tokens", 0)
+            report = self._engine.plain_report(tokens, cached).to_mapping()
         return replace(part, report=report, raw=raw)

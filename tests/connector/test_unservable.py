@@ -85,6 +85,8 @@ def test_latents_that_vllm_turns_wrongly_are_refused(
 
 BEFORE = {
     "sparse MLA": ("deepseek_sparse", {}, "its MLA is sparse"),
+    "recurrent layers beside attention": ("lfm2", {}, "recurrent layers beside attention"),
+    "recurrent layers": ("mamba2", {}, "all its layers are recurrent"),
     "latents in 8 bits": ("deepseek_v2", {"kv_cache_dtype": "fp8"}, "keeps latents in 8 bits"),
     "LoRA of the vision tower": (
         "llava",

@@ -254,9 +254,20 @@ async def test_the_first_requests_come_together(backend: LocalBackend) -> None:
     assert len({(part.raw or {})["id"] for part in parts}) == 8
 
 
-def test_a_closed_engine_says_so(engines: Engines, reader: Path) -> None:
-    engine = engines.own(reader, store=None)
+def test_an_engine_without_a_store_says_so_and_so_does_a_closed_one(
+    engines: Engines, reader: Path
+) -> None:
+    engine = engines.own(reader, store=None, chat_args={"enable_prompt_tokens_details": True})
     backend = LocalBackend(engine)
+    # Nothing of ours runs there, and what vLLM's own prefix cache holds is counted all the same.
+    long = "the store keeps the floor . " * 12
+    tokens = engine.tokenizer(long).input_ids
+    found = [
+        engine.generate(tokens, sampling={"max_tokens": 1}).report.cached_tokens for _ in range(2)
+    ]
+    assert found[0] == 0 < found[1] < len(tokens)
+    texts = [report(backend.answer(long, {"max_tokens": 1}, {})) for _ in range(2)]
+    assert [one.cached_tokens for one in texts] == [found[1]] * 2
     assert (
         report(backend.answer(ASK, {"max_tokens": 1}, {})).reason == "no reuse: no store was given"
     )

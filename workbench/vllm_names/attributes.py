@@ -157,6 +157,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "get_total_num_hidden_layers",
         "get_vocab_size",
         "hf_text_config",
+        "is_attention_free",
         "is_encoder_decoder",
         "is_hybrid",
         "is_mm_prefix_lm",
