@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from vllm import SamplingParams
@@ -45,14 +45,11 @@ async def parts(
     prompt: Prompt,
     params: SamplingParams,
     request_id: str,
-    plain_report: Callable[[int, int], ReuseReport],
     lora: LoRARequest | None = None,
 ) -> AsyncIterator[Completion]:
     """The answer, part by part.
 
     Args:
-        plain_report: the report of an answer that comes without one, by the prompt's tokens and how many
-            of them vLLM's prefix cache had.
         lora: the adapter that answers; None for the model alone.
 
     Raises:
@@ -80,7 +77,7 @@ async def parts(
                 finish_reason=answer.finish_reason,
                 prompt_tokens=prompt_tokens,
                 report=(
-                    plain_report(prompt_tokens, output.num_cached_tokens or 0)
+                    ReuseReport(kv_cache="skip", prompt_tokens=prompt_tokens)
                     if report is None
                     else ReuseReport.from_mapping(report)
                 ),

@@ -37,7 +37,7 @@ from semkv_rag.engine.image_inputs import keep_images
 from semkv_rag.engine.launch import WORKER
 from semkv_rag.engine.looked_up import LooksUp
 from semkv_rag.engine.mapping import completed
-from semkv_rag.engine.outcome import Outcome, looking_on
+from semkv_rag.engine.outcome import Outcome, looking_on, plain_params
 from semkv_rag.engine.recent import RecentRequests
 from semkv_rag.engine.totals import Totals
 from semkv_rag.engine.tracing import RequestTrace
@@ -73,6 +73,7 @@ class ReportingLLM(AsyncLLM):
         totals: of the requests that ended, captures not counted.
         recent: keeps the requests that were answered last, or None.
         capture_results: through which workers tell what became of captures, or None; closed with this.
+        plain_reason: in words, why no connector runs; None where one does.
         ended: whether vLLM's engine was told to end; what is asked of it then is never answered.
     """
 
@@ -84,6 +85,7 @@ class ReportingLLM(AsyncLLM):
         self.totals = Totals()
         self.recent: RecentRequests | None = None
         self.capture_results: CaptureResults | None = None
+        self.plain_reason: str | None = None
         self.ended = False
         self._of_namespace: Counter[str] = Counter()
         self._loaded: dict[int, str] = {}
@@ -165,6 +167,8 @@ class ReportingLLM(AsyncLLM):
             if outcome.looked_up is not None:
                 prompt, sampling_params = outcome.looked_up.prompt, outcome.looked_up.params
             async for output in super().generate(prompt, sampling_params, request_id, **options):
+                if self.plain_reason is not None and output.finished:
+                    output.kv_transfer_params = plain_params(output, self.plain_reason)
                 outcome.take(output)
                 if (params := output.kv_transfer_params) is not None:
                     tokens = output.prompt_token_ids or ()

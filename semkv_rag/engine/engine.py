@@ -40,7 +40,6 @@ from semkv_rag.engine.storing import Storing
 from semkv_rag.errors import EngineError, OptionError, SemKVError
 from semkv_rag.model_name import check_model
 from semkv_rag.prompt_cache import Encoder, PromptCacheOptions
-from semkv_rag.report import ReuseReport
 from semkv_rag.store import KVStore, StorePlace, place_of
 from semkv_rag.store.codecs import PLAIN, codec_named
 
@@ -153,7 +152,6 @@ class Engine(OpenAIAnswers, Storing, Checking, Counted, Closing):
             self.close()
             raise
         self._llm, self.gate, self._capturer = started.llm, started.gate, started.capturer
-        self._connected = obstacle is None
         self._service = ChatService(self._llm, self._chat_settings)
         self.fingerprint = started.fingerprint
         self.tokenizer = self._llm.get_tokenizer()
@@ -265,19 +263,8 @@ class Engine(OpenAIAnswers, Storing, Checking, Counted, Closing):
         self, prompt: Prompt, params: Any, lora: LoRARequest | None
     ) -> AsyncIterator[Completion]:
         llm, request_id = self._running(), self._request_id()
-        async for part in parts(llm, prompt, params, request_id, self.plain_report, lora):
+        async for part in parts(llm, prompt, params, request_id, lora):
             yield part
-
-    def plain_report(self, prompt_tokens: int, cached_tokens: int) -> ReuseReport:
-        """The report of an answer that came without one, because no connector runs.
-
-        Args:
-            cached_tokens: of the prompt's, found in vLLM's own prefix cache.
-        """
-        reason = None if self._connected else f"no reuse: {self.gate.reason}"
-        return ReuseReport(
-            kv_cache="skip", prompt_tokens=prompt_tokens, cached_tokens=cached_tokens, reason=reason
-        )
 
     def _request_id(self) -> str:
         return f"semkv-{next(self._ids)}"

@@ -32,6 +32,22 @@ def looking_on() -> Iterator[None]:
         logger.exception("A request could not be counted, kept or shown")
 
 
+def plain_params(output: RequestOutput, reason: str) -> dict[str, Any]:
+    """An answer's `kv_transfer_params` where no connector runs that would give them.
+
+    Args:
+        output: the last one of its answer.
+        reason: in words, why none runs.
+    """
+    report = ReuseReport(
+        kv_cache="skip",
+        prompt_tokens=len(output.prompt_token_ids or ()),
+        cached_tokens=output.num_cached_tokens or 0,
+        reason=reason,
+    )
+    return {PARAMS_KEY: report.to_mapping()}
+
+
 class Outcome:
     """Of one request, from its beginning on.
 

@@ -85,6 +85,7 @@ async def start(
             results.close()
         raise
     llm.store, llm.fingerprint, llm.capture_results = store, fingerprint, results
+    llm.plain_reason = None if obstacle is None else f"no reuse: {obstacle}"
     try:
         gate = GateReport(False, obstacle) if obstacle is not None else await _ask_gate(llm)
         if store is None:

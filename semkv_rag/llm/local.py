@@ -180,16 +180,9 @@ class LocalBackend:
         }
 
     def _ended(self, part: Part, began: float, first: float | None = None) -> Part:
-        """The last part with its times, and with a report where no connector gave one."""
+        """The last part with its times."""
         raw = dict(part.raw or {})
         if first is not None:
             raw["ttft_ms"] = (first - began) * 1000
         raw["latency_ms"] = (time.perf_counter() - began) * 1000
-        report = part.report
-        if report is None:
-            usage = raw.get("usage", {})
-            # vLLM tells this with chat_args={"enable_prompt_tokens_details": True}.
-            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-            tokens = usage.get("prompt_tokens", 0)
-            report = self._engine.plain_report(tokens, cached).to_mapping()
-        return replace(part, report=report, raw=raw)
+        return replace(part, raw=raw)

@@ -257,7 +257,7 @@ async def test_the_first_requests_come_together(backend: LocalBackend) -> None:
 def test_an_engine_without_a_store_says_so_and_so_does_a_closed_one(
     engines: Engines, reader: Path
 ) -> None:
-    engine = engines.own(reader, store=None, chat_args={"enable_prompt_tokens_details": True})
+    engine = engines.own(reader, store=None)
     backend = LocalBackend(engine)
     # Nothing of ours runs there, and what vLLM's own prefix cache holds is counted all the same.
     long = "the store keeps the floor . " * 12
