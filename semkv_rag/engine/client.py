@@ -73,7 +73,7 @@ class ReportingLLM(AsyncLLM):
         totals: of the requests that ended, captures not counted.
         recent: keeps the requests that were answered last, or None.
         capture_results: through which workers tell what became of captures, or None; closed with this.
-        plain_reason: in words, why no connector runs; None where one does.
+        plain_reason: in words, why our connector does not run; None where it does.
         ended: whether vLLM's engine was told to end; what is asked of it then is never answered.
     """
 

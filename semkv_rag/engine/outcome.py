@@ -33,11 +33,11 @@ def looking_on() -> Iterator[None]:
 
 
 def plain_params(output: RequestOutput, reason: str) -> dict[str, Any]:
-    """An answer's `kv_transfer_params` where no connector runs that would give them.
+    """An answer's `kv_transfer_params` where our connector does not run; another one's stay in them.
 
     Args:
         output: the last one of its answer.
-        reason: in words, why none runs.
+        reason: in words, why it does not run.
     """
     report = ReuseReport(
         kv_cache="skip",
@@ -45,7 +45,7 @@ def plain_params(output: RequestOutput, reason: str) -> dict[str, Any]:
         cached_tokens=output.num_cached_tokens or 0,
         reason=reason,
     )
-    return {PARAMS_KEY: report.to_mapping()}
+    return {**(output.kv_transfer_params or {}), PARAMS_KEY: report.to_mapping()}
 
 
 class Outcome:
