@@ -151,7 +151,9 @@ def test_writers_that_are_killed(tmp_path: Path, index_url: str | None, rounds: 
     chance = random.Random(7)
     promised: set[str] = set()
     leftovers = 0
-    for round_ in range(rounds):
+    for round_ in range(20 * rounds):
+        if round_ >= rounds and leftovers:
+            break  # on a busy machine few come to write before they are killed
         ours, theirs = processes.Pipe(duplex=False)
         writer = processes.Process(
             target=add_and_remove, args=(tmp_path, index_url, round_, theirs), daemon=True

@@ -5,8 +5,7 @@ Called from vLLM's scheduler, all in one thread. For each request, in this order
 * `new_request` once, when it arrives: its options are read, stored chunks are looked for in its prompt,
   the plan is made, and the hashes of the blocks that the plan makes inexact are salted.
 * `matched_tokens` whenever it is about to be scheduled, again after a preemption. Where the look-up was
-  not done in time for `new_request`, the plan is made here, and vLLM asks again meanwhile: it serves
-  others. Planned once, a request is planned for good.
+  not done in time for `new_request`, the plan is made here or in `step`; vLLM serves others meanwhile.
 * `allocated` when it got its blocks: the blend is handed to the workers with the coming step. vLLM keeps
   the request out of its steps until the workers say that the blend has ended.
 * `step` once for every step: the work of the workers.
@@ -62,7 +61,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = logging.getLogger(__name__)
-
 
 AT_ONCE_S = 0.02
 """The scheduler waits this long for a look-up, and all requests with it. Most are done by then."""
@@ -129,8 +127,6 @@ class RequestPlanner:
         if self._catalogue is not None:
             self._catalogue.close()
 
-    # ---- a request's life ------------------------------------------------------------------
-
     def new_request(self, request: Request) -> None:
         """Plan the request's reuse; nothing that goes wrong here may fail it."""
         try:
@@ -185,14 +181,19 @@ class RequestPlanner:
             tracked.owner.model, options.namespace, tracked.matchable()
         )
         wait([tracked.look_up], AT_ONCE_S)
-        self._try_to_plan(tracked, tracked.look_up)
+        self._try_to_plan(tracked)
 
-    def _try_to_plan(self, tracked: TrackedRequest, look_up: Future[list[Span]]) -> None:
-        """Plan a request if its look-up is done, or has taken too long."""
-        if look_up.done() or time.perf_counter() - tracked.since > PATIENCE_S:
-            tracked.look_up = None
+    def _try_to_plan(self, tracked: TrackedRequest) -> None:
+        """Plan a request whose look-up is under way, if that is done or has taken too long."""
+        look_up, waits_s = tracked.look_up, time.perf_counter() - tracked.since
+        if look_up is None or not (look_up.done() or waits_s > PATIENCE_S):
+            return
+        tracked.look_up = None
+        try:
             self._plan(tracked, look_up)
             self._settle(tracked)
+        except Exception as error:
+            self._give_up(tracked.request, error)
 
     def _settle(self, tracked: TrackedRequest) -> None:
         """Do what follows from a request's plan, or from its having none."""
@@ -258,10 +259,7 @@ class RequestPlanner:
         if tracked is None:
             return 0
         if tracked.look_up is not None:
-            try:
-                self._try_to_plan(tracked, tracked.look_up)
-            except Exception as error:
-                self._give_up(request, error)
+            self._try_to_plan(tracked)
             # Planned or not: `computed` was found by hashes that the plan may have changed.
             return None
         if self.blocks.windowed and tracked.finds_its_chunk(computed):
@@ -302,6 +300,8 @@ class RequestPlanner:
         Args:
             scheduled: what its forward computes, see `scheduled_ranges`.
         """
+        for tracked in list(self._requests.values()):  # those that vLLM does not ask for, too
+            self._try_to_plan(tracked)
         self.pace.step_began(sum(end - begin for begin, end in scheduled.values()))
         planned, self._planned = self._planned, []
         blends, self._blends = self._blends, []
