@@ -6,6 +6,7 @@ Called from vLLM's scheduler, all in one thread. For each request, in this order
   the plan is made, and the hashes of the blocks that the plan makes inexact are salted.
 * `matched_tokens` whenever it is about to be scheduled, again after a preemption. Where the look-up was
   not done in time for `new_request`, the plan is made here or in `step`; vLLM serves others meanwhile.
+  Planned once, a request is planned for good.
 * `allocated` when it got its blocks: the blend is handed to the workers with the coming step. vLLM keeps
   the request out of its steps until the workers say that the blend has ended.
 * `step` once for every step: the work of the workers.
@@ -292,15 +293,14 @@ class RequestPlanner:
             self._blends.append(tracked.blend)
             self._under_way[tracked.blend_key] = request.request_id
 
-    # ---- a step ----------------------------------------------------------------------------
-
     def step(self, scheduled: Mapping[str, tuple[int, int]]) -> StepMetadata:
         """The work of the coming step; called once, after its requests were scheduled.
 
         Args:
             scheduled: what its forward computes, see `scheduled_ranges`.
         """
-        for tracked in list(self._requests.values()):  # those that vLLM does not ask for, too
+        # vLLM does not ask for those that wait while it is full, and their chunks are to be read ahead.
+        for tracked in [one for one in self._requests.values() if one.look_up is not None]:
             self._try_to_plan(tracked)
         self.pace.step_began(sum(end - begin for begin, end in scheduled.values()))
         planned, self._planned = self._planned, []
