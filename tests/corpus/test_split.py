@@ -1,6 +1,8 @@
 """Chunks keep to a size in the model's tokens, and to the text's own boundaries."""
 
 import itertools
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from semkv_rag.corpus import split_text
 from semkv_rag.corpus.split import LONGEST_SENTENCE, LONGEST_TOKEN
 from semkv_rag.errors import OptionError
-from tests.budget import BUDGET_SECONDS, cpu_seconds
+from tests.budget import assert_linear
 
 
 def word_tokenizer() -> PreTrainedTokenizerFast:
@@ -120,8 +122,10 @@ def test_what_is_measured_is_linear_in_the_text(pattern: str, markdown: bool) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("markdown", [False, True])
 def test_a_sentence_without_end_takes_linear_time(markdown: bool) -> None:
-    text = "漢" * 250_000
-    assert cpu_seconds(lambda: split_text(text, Counting(), 512, 0, markdown)) < BUDGET_SECONDS
+    def split(length: int) -> Callable[[], object]:
+        return partial(split_text, "漢" * length, Counting(), 512, 0, markdown)
+
+    assert_linear(split, 250_000)
 
 
 def test_a_sentence_without_end_is_cut_at_spaces() -> None:
