@@ -11,10 +11,11 @@ from collections.abc import Callable
 BUDGET_SECONDS = 5.0
 """For any single text; what is bounded takes a tenth of it, what is not takes minutes."""
 
-LONGER = 8
-LINEAR = 3 * LONGER
+LONGER = 16
+LINEAR = 4 * LONGER
 """A text `LONGER` times as long takes that many times as long if the time is linear, `LONGER`
-squared times if it is quadratic."""
+squared times if it is quadratic; this is the middle of the two, by their quotients. (What no longer
+fits into a processor's caches takes some times as long for each character.)"""
 
 SHORT_SECONDS = 0.1
 """What takes less is measured too roughly for a quotient, and holds nobody up."""
