@@ -55,6 +55,19 @@ def last_picked(engine: Engine) -> list[list[int]]:
     return in_each(engine, remembered)
 
 
+def chunks_in_memory(engine: Engine) -> list[tuple[str, str]]:
+    """The chunks in the worker's memory: namespace and id, the one used longest ago first."""
+
+    def look(worker: Any) -> list[tuple[str, str]]:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        memory = get_kv_transfer_group().executor._files.memory
+        assert memory.used_bytes <= memory._arena.size_bytes
+        return [(key.namespace, key.chunk_id) for key in memory.chunks]
+
+    return inside(engine, look)
+
+
 @dataclass(frozen=True)
 class BlendStep:
     """What a step had to do with blends.

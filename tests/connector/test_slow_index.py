@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from semkv_rag.config import ReuseOptions
+from semkv_rag.connector.scheduler.planner import AT_ONCE_S
 from semkv_rag.engine import Engine
 from semkv_rag.store.index.database import READ_S
 from semkv_rag.store.index.rest import REST_S
-from workbench.answers import assert_same, blended, plain
+from workbench.answers import SAMPLING, assert_same, blended, plain
 from workbench.chunks import random_tokens, store_chunks
 from workbench.engines import Engines
+from workbench.inside import chunks_in_memory
 from workbench.pairs import pairs, spill
 from workbench.postgres import PostgresServer
 
@@ -78,6 +81,41 @@ def test_others_are_answered_while_a_look_up_waits(
     engine.reset_prefix_cache()
     blended(engine, prompt, selector="none")
     assert plain(engine, prompt).logprobs == expected.logprobs
+
+
+async def test_a_late_answer_has_its_chunks_read_while_others_run(
+    engines: Engines, reader: Path, postgresql: PostgresServer
+) -> None:
+    """vLLM asks for no request while as many run as it takes: this one is planned all the same."""
+    with (
+        postgresql.schema() as url,
+        engines.own(reader, index_url=url, ram_bytes=1 << 24, max_num_seqs=1) as full,
+    ):
+        for attempt in range(5):
+            (chunk,) = store_chunks(full, [random_tokens(860 + attempt, 60)], namespace="default")
+            prompt = random_tokens(870, 5) + chunk.tokens + random_tokens(871, 9)
+            other = full.astream(random_tokens(872, 20), sampling={"max_tokens": 1900}, reuse=PLAIN)
+            await anext(other)
+            with postgresql.frozen():
+                began = time.monotonic()
+                asked = asyncio.create_task(full.agenerate(prompt, sampling=SAMPLING))
+                for _ in range(10):  # of them the scheduler has begun most behind the request
+                    await anext(other)
+                waited_s = time.monotonic() - began
+            if waited_s < READ_S:
+                break
+            await other.aclose()
+            await asked
+            await asyncio.sleep(REST_S)
+        assert waited_s < READ_S
+        while ("default", chunk.id) not in await asyncio.to_thread(chunks_in_memory, full):
+            await anext(other)  # ends with an error when the other request does
+        assert not asked.done()
+        await other.aclose()
+        answer = await asked
+        assert answer.report.kv_cache == "hit", answer.report
+        assert answer.report.file_bytes == 0 < answer.report.memory_bytes
+        assert answer.report.match_ms > AT_ONCE_S * 1000
 
 
 def test_a_look_up_that_takes_too_long_is_given_up(

@@ -15,7 +15,7 @@ from semkv_rag.errors import OptionError
 from workbench.answers import SAMPLING, assert_same, blended, counted, plain
 from workbench.chunks import Stored, Tokens, random_tokens, store_chunks
 from workbench.engines import Engines
-from workbench.inside import inside, open_chunk_files
+from workbench.inside import chunks_in_memory, inside, open_chunk_files
 
 ROOM = 4
 """Chunks of 100 tokens that the memory has room for."""
@@ -42,19 +42,6 @@ def token_bytes(engine: Engine) -> int:
         return int(worker.model_runner.model_config.hf_config.num_hidden_layers)
 
     return engine.kv_bytes_per_token + inside(engine, layers)
-
-
-def kept(engine: Engine) -> list[tuple[str, str]]:
-    """The chunks in the worker's memory: namespace and id, the one used longest ago first."""
-
-    def look(worker: Any) -> list[tuple[str, str]]:
-        from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-        memory = get_kv_transfer_group().executor._files.memory
-        assert memory.used_bytes <= memory._arena.size_bytes
-        return [(key.namespace, key.chunk_id) for key in memory.chunks]
-
-    return inside(engine, look)
 
 
 def prompt(chunks: list[Stored], seed: int) -> Tokens:
@@ -116,7 +103,9 @@ def test_it_holds_what_was_used_last(small: Engine, namespace: str) -> None:
     chunks = chunks_of(small, namespace, *range(1, 7))
     for first in range(4):
         afresh(small, prompt(chunks[first : first + 3], 810 + first), namespace)
-    assert {chunk_id for _, chunk_id in kept(small)} == {chunk.id for chunk in chunks[2:]}
+    assert {chunk_id for _, chunk_id in chunks_in_memory(small)} == {
+        chunk.id for chunk in chunks[2:]
+    }
 
 
 def test_a_prompt_with_more_chunks_than_it_holds(small: Engine, namespace: str) -> None:
@@ -127,7 +116,7 @@ def test_a_prompt_with_more_chunks_than_it_holds(small: Engine, namespace: str) 
         assert len(answer.report.chunk_ids) == 6
         assert answer.report.file_bytes > 0
     assert_same(*answers)
-    assert len(kept(small)) == ROOM
+    assert len(chunks_in_memory(small)) == ROOM
 
 
 def test_namespaces_share_nothing(small: Engine, namespace: str) -> None:
@@ -140,7 +129,7 @@ def test_namespaces_share_nothing(small: Engine, namespace: str) -> None:
     chunks_of(small, other, 1, 2)
     answer = afresh(small, asked, other)
     assert answer.report.kv_cache == "hit"
-    assert {space for space, _ in kept(small)} == {namespace, other}
+    assert {space for space, _ in chunks_in_memory(small)} == {namespace, other}
 
 
 def test_a_removed_chunk_is_used_no_more(small: Engine, namespace: str) -> None:
@@ -166,7 +155,7 @@ def test_a_damaged_chunk_never_enters(small: Engine, namespace: str) -> None:
     assert answer.report.reason is not None and "checksum" in answer.report.reason
     assert answer.report.memory_bytes == 0
     assert_same(answer, plain(small, asked))
-    assert chunks[1].id not in {chunk_id for _, chunk_id in kept(small)}
+    assert chunks[1].id not in {chunk_id for _, chunk_id in chunks_in_memory(small)}
     assert open_chunk_files(small) == []
     # The bad chunk is not tried again; the others still serve.
     answer = afresh(small, prompt([chunks[2], chunks[0], chunks[1]], 851), namespace)
@@ -212,7 +201,7 @@ async def test_chunks_are_read_while_a_request_waits(small: Engine, namespace: s
         )
     )
     wanted = {(namespace, chunk.id) for chunk in chunks}
-    while not wanted <= set(await asyncio.to_thread(kept, small)):
+    while not wanted <= set(await asyncio.to_thread(chunks_in_memory, small)):
         assert not any(one.done() for one in running)
         await asyncio.sleep(0.01)
     assert not any(one.done() for one in [asked, *running])
