@@ -62,7 +62,7 @@ class Loading:
         self._source = torch.ones(self.kv_bytes, dtype=torch.uint8)
         self._target = torch.ones(self.kv_bytes, dtype=torch.uint8)
         self._block = executor._config.cache_config.block_size
-        (self._slots,) = BlendRows.of(self._task(moved=True), self._setting.model.paged).slots
+        (self._slots,) = BlendRows.of(self._task(moved=True), self._setting.model).slots
         dtype = self._setting.model.layers[0].attention.kv_cache.dtype
         # Each layer's from memory of its own, as a blend has them: what was just read is in a cache.
         self._there = random_kv(files.shapes, len(self._slots), dtype)
@@ -118,7 +118,7 @@ class Loading:
     def to_cache(self, files: ChunkFiles, *, moved: bool) -> None:
         """All of it written to the paged cache, as a blend does it."""
         task, setting = self._task(moved=moved), self._setting
-        rows = BlendRows.of(task, setting.model.paged)
+        rows = BlendRows.of(task, setting.model)
         sources = files.open_for(task)
         stored = StoredKV(setting.model, rows, rows.spans, sources, setting.loading)
         stored.wait_for_all()

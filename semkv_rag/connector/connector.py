@@ -54,6 +54,7 @@ from semkv_rag.connector.messages import (
 )
 from semkv_rag.connector.metrics import ReuseMetrics, ReuseStats
 from semkv_rag.connector.orphan import WRITING_S, end_with_parent
+from semkv_rag.connector.scheduler.admission import ImageRules
 from semkv_rag.connector.scheduler.catalogue import Catalogue
 from semkv_rag.connector.scheduler.owners import Owners
 from semkv_rag.connector.scheduler.planner import RequestPlanner
@@ -129,13 +130,7 @@ class SemKVConnector(KVConnectorBase_V1, SupportsHMA):
             step_tokens=config.scheduler_config.max_num_batched_tokens,
             steps_at_once=config.max_concurrent_batches,
             request_namespace=bool(extra.get("request_namespace", False)),
-            fusion=config.ec_transfer_config is not None,
-            image_obstacle=(
-                "this model attends to an image's rows both ways"
-                if config.model_config.is_mm_prefix_lm
-                else None
-            ),
-            image_grids=config.model_config.uses_mrope,
+            images=ImageRules.of(config),
             store_fault=fault,
         )
 

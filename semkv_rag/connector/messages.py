@@ -17,11 +17,13 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 from blake3 import blake3
+from torch import Tensor
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,
 )
+from vllm.multimodal.inputs import MultiModalFeatureSpec
 
 from semkv_rag.connector.adapter import Adapter
 from semkv_rag.connector.metrics import Fault
@@ -61,6 +63,19 @@ def of_all_ranks(gates: Sequence[GateReport]) -> GateReport:
 
 
 @dataclass(frozen=True)
+class BlendImage:
+    """An image whose rows a blend computes.
+
+    Attributes:
+        feature: what vLLM has of it.
+        state: its features, [rows, width], where the store has them.
+    """
+
+    feature: MultiModalFeatureSpec
+    state: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class BlendTask:
     """One request's blend; made by the scheduler side, run by every worker over one or more steps.
 
@@ -73,6 +88,7 @@ class BlendTask:
         no_room: in words, why its blocks cannot be filled, if they cannot.
         behind: the prompt's next tokens, with which the blend sees whether the model gives numbers. Empty
             where the request's first forward tells, and vLLM takes the request back.
+        images: those of which it computes rows, in prompt order.
     """
 
     request_id: str
@@ -84,12 +100,14 @@ class BlendTask:
     adapter: Adapter | None = None
     no_room: str | None = None
     behind: Sequence[int] = ()
+    images: tuple[BlendImage, ...] = ()
 
     def key(self) -> bytes:
-        """32 bytes that two tasks share only when plan, tokens and adapter are the same."""
+        """32 bytes that two tasks share only when plan, tokens, images and adapter are the same."""
         tokens = np.asarray(self.tokens, dtype=np.int32).tobytes()
         adapter = b"" if self.adapter is None else bytes.fromhex(self.adapter.digest)
-        return blake3(self.plan.digest() + adapter + tokens).digest()
+        images = repr([image.feature.identifier for image in self.images]).encode()
+        return blake3(self.plan.digest() + adapter + tokens + images).digest()
 
 
 @dataclass(frozen=True)

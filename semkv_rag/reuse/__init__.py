@@ -1,7 +1,13 @@
 """How stored chunks are found in a prompt, and what is taken from them."""
 
 from semkv_rag.reuse.conversations import Conversations
-from semkv_rag.reuse.images import ImageRows, first_to_compute, image_key, tell_images_apart
+from semkv_rag.reuse.images import (
+    ImageRows,
+    blended_images,
+    first_to_compute,
+    image_key,
+    tell_images_apart,
+)
 from semkv_rag.reuse.matcher import ChunkIndex
 from semkv_rag.reuse.plan import ReusePlan, Span, make_plan
 from semkv_rag.reuse.question import Question
@@ -16,6 +22,7 @@ __all__ = [
     "Span",
     "StoredTokens",
     "TokenArray",
+    "blended_images",
     "first_to_compute",
     "image_key",
     "make_plan",

@@ -15,7 +15,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from semkv_rag.reuse.plan import Span
+from semkv_rag.reuse.plan import ReusePlan, Span
 from semkv_rag.reuse.tokens import TokenArray
 
 
@@ -35,10 +35,20 @@ class ImageRows:
     Attributes:
         key: from `image_key`.
         positions: of the tokens that stand for its embeddings, [rows], ascending.
+        blended: whether a blend may compute them.
     """
 
     key: str
     positions: NDArray[np.int64]
+    blended: bool = False
+
+    def first_to_compute(self, spans: Sequence[Span]) -> int | None:
+        """The first of its rows that no exact span covers, or None."""
+        covered = np.zeros(len(self.positions), dtype=bool)
+        for span in spans:
+            if span.exact:
+                covered |= (self.positions >= span.dst) & (self.positions < span.end)
+        return None if covered.all() else int(self.positions[np.argmin(covered)])
 
 
 def tell_images_apart(tokens: TokenArray, images: Sequence[ImageRows]) -> TokenArray:
@@ -54,19 +64,22 @@ def tell_images_apart(tokens: TokenArray, images: Sequence[ImageRows]) -> TokenA
 
 
 def first_to_compute(spans: Sequence[Span], images: Sequence[ImageRows]) -> int | None:
-    """The first image row that no exact span covers; None when there is none.
+    """The first row that no exact span covers, of images that no blend computes; or None.
 
-    A blend embeds tokens and no images: it ends here, and vLLM goes on with the images' features.
+    A blend ends here, and vLLM goes on with the images' features.
 
     Args:
         spans: in prompt order.
         images: in prompt order.
     """
-    exact = [span for span in spans if span.exact]
-    for image in images:
-        covered = np.zeros(len(image.positions), dtype=bool)
-        for span in exact:
-            covered |= (image.positions >= span.dst) & (image.positions < span.end)
-        if not covered.all():
-            return int(image.positions[np.argmin(covered)])
-    return None
+    firsts = (image.first_to_compute(spans) for image in images if not image.blended)
+    return next((first for first in firsts if first is not None), None)
+
+
+def blended_images(plan: ReusePlan, images: Sequence[ImageRows]) -> list[int]:
+    """Which images have rows that a plan's blend computes, by their numbers in `images`."""
+    return [
+        number
+        for number, image in enumerate(images)
+        if (first := image.first_to_compute(plan.spans)) is not None and first < plan.covered
+    ]

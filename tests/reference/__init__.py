@@ -13,11 +13,13 @@ attention are not shared with it. Models are loaded in float32 with eager attent
 
 from tests.reference.block_diagonal import masked, piece_by_piece
 from tests.reference.cacheblend import BlendResult, ReferenceModel
+from tests.reference.images import ImageModel
 from tests.reference.plain import PlainModel
 from tests.reference.stored import LayerKV, StoredKV, StoringModel
 
 __all__ = [
     "BlendResult",
+    "ImageModel",
     "LayerKV",
     "PlainModel",
     "ReferenceModel",

@@ -12,10 +12,14 @@ their prompts with images are not stored, and a plan ends before the first image
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from vllm.config import VllmConfig
 
 from semkv_rag.connector.images.identifiers import state_identifier
 from semkv_rag.connector.images.places import rows_of
+from semkv_rag.connector.obstacle import unblended_images
 from semkv_rag.connector.scheduler.tracked import TrackedRequest
 from semkv_rag.reuse import image_key
 from semkv_rag.wire import OURS_ALONE, PARAMS_KEY
@@ -43,7 +47,35 @@ def wishes_in(request: Request, *, any_namespace: bool) -> tuple[dict[str, Any],
     return dict(given), None
 
 
-def obstacle(tracked: TrackedRequest, image_obstacle: str | None) -> str | None:
+@dataclass(frozen=True)
+class ImageRules:
+    """What is done with the images of a model's prompts.
+
+    Attributes:
+        obstacle: in words, why no KV is reused in prompts with images, or None.
+        grids: whether an image's tokens stand on a grid (M-RoPE).
+        stored: whether the features of images are stored.
+        unblended: in words, why no blend computes rows of images, or None.
+    """
+
+    obstacle: str | None = None
+    grids: bool = False
+    stored: bool = False
+    unblended: str | None = None
+
+    @classmethod
+    def of(cls, config: VllmConfig) -> ImageRules:
+        """Those of a configuration."""
+        both_ways = config.model_config.is_mm_prefix_lm
+        return cls(
+            "this model attends to an image's rows both ways" if both_ways else None,
+            grids=config.model_config.uses_mrope,
+            stored=config.ec_transfer_config is not None,
+            unblended=unblended_images(config),
+        )
+
+
+def obstacle(tracked: TrackedRequest, images: ImageRules) -> str | None:
     """Why this request is served plainly, in words, or None.
 
     Args:
@@ -56,22 +88,21 @@ def obstacle(tracked: TrackedRequest, image_obstacle: str | None) -> str | None:
         return "reuse was switched off for this request"
     if request.prompt_token_ids is None or request.prompt_embeds is not None:
         return "the prompt is not made of tokens"
-    if request.mm_features and image_obstacle is not None:
-        return f"the prompt holds images, and {image_obstacle}"
+    if request.mm_features and images.obstacle is not None:
+        return f"the prompt holds images, and {images.obstacle}"
     if request.skip_reading_prefix_cache:
         return "the request asked for all prompt tokens to be computed"
     return None
 
 
 def note_images(
-    tracked: TrackedRequest, near: Mapping[str, str], *, features: bool, store: bool
+    tracked: TrackedRequest, rules: ImageRules, near: Mapping[str, str], *, store: bool
 ) -> list[str]:
     """Note a request's images; the names by which their features may be loaded and saved.
 
     Args:
         near: the keys of images that are taken for another one, and of that one.
-        features: whether features are stored at all.
-        store: whether those that are computed are.
+        store: whether features that are computed are stored.
 
     Returns:
         One for each image and the like, in the prompt's order; none where no features are stored.
@@ -81,10 +112,11 @@ def note_images(
         # Not its identifier: that is the namespace's own, and a copy's (for another answer to the
         # same request) is one of ours already.
         key = image_key(feature.mm_hash or feature.identifier)
-        donor = near.get(key) if features else None
+        donor = near.get(key) if rules.stored else None
         if donor is not None and tracked.first_near is None:
             tracked.first_near = feature.mm_position.offset
-        tracked.images.append(rows_of(donor or key, feature.mm_position))
-        if features:
+        blended = rules.unblended is None and donor is None and feature.modality == "image"
+        tracked.images.append(rows_of(donor or key, feature.mm_position, blended=blended))
+        if rules.stored:
             names.append(state_identifier(tracked.options.namespace, key, donor, save=store))
     return names

@@ -46,7 +46,7 @@ from semkv_rag.connector.messages import (
     WorkerResults,
 )
 from semkv_rag.connector.metrics import PlainReason, ReuseStats
-from semkv_rag.connector.scheduler.admission import note_images, obstacle, wishes_in
+from semkv_rag.connector.scheduler.admission import ImageRules, note_images, obstacle, wishes_in
 from semkv_rag.connector.scheduler.block_hashes import salt_blocks
 from semkv_rag.connector.scheduler.catalogue import Catalogue
 from semkv_rag.connector.scheduler.owners import Owner, Owners
@@ -82,9 +82,7 @@ class RequestPlanner:
         steps_at_once: so many steps are under way at most.
         request_namespace: whether a request may name its own namespace. Only where whoever sends
             requests has been checked before.
-        fusion: whether the features of images are stored.
-        image_obstacle: in words, why KV is not reused in prompts with images, or None.
-        image_grids: whether an image's tokens stand on a grid (M-RoPE).
+        images: what is done with them.
         store_fault: in words, why there is no catalogue.
     """
 
@@ -99,9 +97,7 @@ class RequestPlanner:
         step_tokens: int,
         steps_at_once: int,
         request_namespace: bool,
-        fusion: bool = False,
-        image_obstacle: str | None = None,
-        image_grids: bool = False,
+        images: ImageRules,
         store_fault: str | None = None,
     ) -> None:
         self.gate = GateReport(False, "the workers have not reported yet")
@@ -113,8 +109,7 @@ class RequestPlanner:
         self._block_size = block_size
         self._step_work = StepWork(block_size, step_tokens, steps_at_once, blocks)
         self._request_namespace = request_namespace
-        self._fusion = fusion
-        self._image_obstacle, self._image_grids = image_obstacle, image_grids
+        self._images = images
         self._store_fault = store_fault
         self._conversations = Conversations()
         self._requests: dict[str, TrackedRequest] = {}
@@ -146,7 +141,7 @@ class RequestPlanner:
     def _admit(self, request: Request) -> None:
         params, skip = wishes_in(request, any_namespace=self._request_namespace)
         capture = params.pop(CAPTURE_KEY, None)
-        if self._image_grids and request.mm_features:
+        if self._images.grids and request.mm_features:
             capture = None
         near = params.pop(NEAR_IMAGES_KEY, {})
         store_images = bool(params.pop(STORE_IMAGES_KEY, False))
@@ -165,10 +160,9 @@ class RequestPlanner:
         )
         self._requests[request.request_id] = tracked
         if skip is None and options.enabled and request.mm_features:
-            names = note_images(tracked, near, features=self._fusion, store=store_images)
-            tracked.names = names
+            tracked.names = note_images(tracked, self._images, near, store=store_images)
         plain_reason: PlainReason = "request" if options.enabled else "off"
-        skip = skip or obstacle(tracked, self._image_obstacle) or tracked.owner.obstacle
+        skip = skip or obstacle(tracked, self._images) or tracked.owner.obstacle
         if skip is None:
             skip, plain_reason = self._obstacle(), "store" if self.gate.servable else "model"
         if skip is not None:

@@ -11,11 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 from semkv_rag.config import AUTO, ReuseOptions
 from semkv_rag.connector.images.report import take_image_report
-from semkv_rag.connector.messages import BlendResult, BlendStats, BlendTask, Blocks, SeenTokens
+from semkv_rag.connector.messages import (
+    BlendImage,
+    BlendResult,
+    BlendStats,
+    BlendTask,
+    Blocks,
+    SeenTokens,
+)
 from semkv_rag.connector.metrics import Fault, PlainReason
 from semkv_rag.connector.scheduler.owners import Owner
 from semkv_rag.report import ReuseReport
-from semkv_rag.reuse import ImageRows, ReusePlan, Span, TokenArray, tell_images_apart, token_array
+from semkv_rag.reuse import (
+    ImageRows,
+    ReusePlan,
+    Span,
+    TokenArray,
+    blended_images,
+    tell_images_apart,
+    token_array,
+)
 from semkv_rag.reuse.mapped import token_map
 from semkv_rag.wire import CAPTURED_KEY, COUNTED_KEY, PARAMS_KEY, TIMES_KEY, Times
 
@@ -111,6 +126,10 @@ class TrackedRequest:
             start=start,
             model=self.owner.model,
             adapter=self.owner.adapter,
+            images=tuple(
+                BlendImage(self.request.mm_features[number])
+                for number in blended_images(self.plan, self.images)
+            ),
         )
 
     def salts(self, block_size: int) -> dict[int, bytes]:

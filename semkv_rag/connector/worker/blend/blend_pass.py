@@ -113,7 +113,8 @@ class Blend:
             if launch is None:
                 self._finish()
             else:
-                self._launch = replace(launch, adapter=self.task.adapter)
+                adapter, images = self.task.adapter, self._run.rows.images
+                self._launch = replace(launch, adapter=adapter, images=images)
         return self._launch
 
     def take(self, most_tokens: int, most_runs: int) -> Launch:

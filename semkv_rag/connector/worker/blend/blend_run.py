@@ -64,7 +64,7 @@ class BlendRun:
         recalled: Picked | None,
     ) -> None:
         self._setting, self._model, self._task = setting, setting.model, task
-        self.rows = BlendRows.of(task, setting.model.paged)
+        self.rows = BlendRows.of(task, setting.model)
         options = task.plan.options
         self._selector = selector_type(options.selector)()
         self._check_layer = min(options.check_layer, setting.model.ranks.layers - 1)

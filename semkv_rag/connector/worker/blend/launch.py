@@ -12,6 +12,7 @@ from semkv_rag.connector.adapter import Adapter
 from semkv_rag.connector.worker.blend.setting import BlendSetting
 from semkv_rag.connector.worker.blend.stored_kv import LostKV
 from semkv_rag.connector.worker.model.adapters import OtherAdapter
+from semkv_rag.connector.worker.model.prompt_images import PromptImages
 from semkv_rag.connector.worker.model.runs import breaks, longest_part
 from semkv_rag.connector.worker.model.slice import NOBODY, Slice, Watcher
 
@@ -30,6 +31,7 @@ class Launch:
         whole: whether it is to be computed in one piece.
         borrowed: blocks behind the request's that it needs while it is computed.
         adapter: the request's; None for the model alone.
+        images: the request's; None where none of its images is computed.
     """
 
     tokens: Sequence[int]
@@ -40,6 +42,7 @@ class Launch:
     whole: bool = False
     borrowed: int = 0
     adapter: Adapter | None = None
+    images: PromptImages | None = None
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -87,6 +90,7 @@ def compute(setting: BlendSetting, launches: Sequence[Launch]) -> None:
                 launch.positions,
                 launch.watcher,
                 launch.adapter,
+                launch.images,
             )
             for launch, more in zip(launches, torch.split(behind, borrowed, dim=1), strict=True)
         ]

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from semkv_rag.connector.messages import BlendTask
-from semkv_rag.connector.worker.model.paged import PagedKV
+from semkv_rag.connector.worker.model.prompt_images import PromptImages
+from semkv_rag.connector.worker.model.sliced_model import SlicedModel
 from semkv_rag.reuse import Span
 
 
@@ -31,6 +32,7 @@ class BlendRows:
         spans: in prompt order, cut where the blend begins.
         candidates: the reused rows that are not exact, [candidates], int64.
         fresh: the rows that no span covers, [fresh], int64.
+        images: of which rows are computed; None where there are none.
     """
 
     start: int
@@ -41,16 +43,19 @@ class BlendRows:
     spans: list[Span]
     candidates: Tensor
     fresh: Tensor
+    images: PromptImages | None = None
 
     @classmethod
-    def of(cls, task: BlendTask, paged: PagedKV) -> BlendRows:
+    def of(cls, task: BlendTask, model: SlicedModel) -> BlendRows:
         """Those of a task, in its request's blocks."""
-        start = task.start
+        start, paged, images = task.start, model.paged, model.images_of(task)
         positions = torch.arange(start, task.plan.covered, device=paged.device)
         blocks = torch.tensor(task.block_ids, device=paged.device)
         spans = [cut for span in task.plan.spans if (cut := _from(start, span)) is not None]
         reused = torch.zeros(len(positions), dtype=torch.bool, device=paged.device)
         exact = reused.clone()
+        if images is not None:  # stored keys move to where the model has the tokens
+            spans = [replace(one, base=one.base - images.offset(one.dst)) for one in spans]
         for span in spans:
             (exact if span.exact else reused)[span.dst - start : span.end - start] = True
         return cls(
@@ -62,6 +67,7 @@ class BlendRows:
             spans,
             torch.nonzero(reused).flatten(),
             torch.nonzero(~(reused | exact)).flatten(),
+            images,
         )
 
     def of_span(self, span: Span) -> slice:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from semkv_rag.connector.adapter import Adapter
+from semkv_rag.connector.worker.model.prompt_images import PromptImages
 
 
 class Watcher:
@@ -54,6 +55,7 @@ class Slice:
         positions: [tokens], int64, ascending.
         watcher: who looks on.
         adapter: that the rows are computed with; None for the model alone.
+        images: of the request; None where none of its images is computed.
     """
 
     tokens: Sequence[int]
@@ -61,3 +63,4 @@ class Slice:
     positions: Tensor
     watcher: Watcher = NOBODY
     adapter: Adapter | None = None
+    images: PromptImages | None = None

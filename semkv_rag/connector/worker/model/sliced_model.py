@@ -13,12 +13,14 @@ from vllm.config import VllmConfig
 from vllm.forward_context import set_forward_context
 from vllm.sequence import IntermediateTensors
 
+from semkv_rag.connector.messages import BlendTask
 from semkv_rag.connector.worker.model.adapters import Adapters
 from semkv_rag.connector.worker.model.eager_kernels import EagerKernels
 from semkv_rag.connector.worker.model.kernel_loading import KernelLoading
 from semkv_rag.connector.worker.model.kv_tap import KVTap
 from semkv_rag.connector.worker.model.layer import Layer
 from semkv_rag.connector.worker.model.paged import PagedKV
+from semkv_rag.connector.worker.model.prompt_images import PromptImages
 from semkv_rag.connector.worker.model.row_attention import RowAttention
 from semkv_rag.connector.worker.model.scattered import ScatteredAttention
 from semkv_rag.connector.worker.model.slice import Slice
@@ -35,7 +37,7 @@ class SlicedModel:
     """A loaded model with its paged cache.
 
     Args:
-        model: the model, as the runner calls it.
+        model: the model, without what the runner wraps it in.
         layers: its decoder layers, those of this rank.
         ranks: this one among those that compute the model.
         adapters: None where the engine serves none.
@@ -115,6 +117,13 @@ class SlicedModel:
         for one in slices:
             one.watcher.end()
 
+    def images_of(self, task: BlendTask) -> PromptImages | None:
+        """The images that a blend computes, or None."""
+        if not task.images:
+            return None
+        grids = self.config.model_config.uses_mrope
+        return PromptImages(self._model, task.images, task.tokens, self.paged.device, grids=grids)
+
     def as_heads(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """K and V of layer `index` as [tokens, kv_heads, head_dim]."""
         heads = self.layers[index].kv_heads
@@ -122,8 +131,13 @@ class SlicedModel:
 
     def _run(self, slices: Sequence[Slice], rotary_shift: int = 0) -> Tensor | None:
         tokens = [token for one in slices for token in one.tokens]
-        positions = torch.cat([one.positions for one in slices])
         metadata, slots = self.attention.metadata(slices)
+        states = self.ranks.receive()
+        given: dict[str, Any] = {"input_ids": torch.tensor(tokens, device=self.paged.device)}
+        if states is None:
+            given |= self._embedded(slices, given["input_ids"])
+        else:
+            given["intermediate_tensors"] = states
         with (
             self._adapted(slices),
             self._kernels.used(),
@@ -136,11 +150,7 @@ class SlicedModel:
                 skip_compiled=True,
             ),
         ):
-            ids = torch.tensor(tokens, device=self.paged.device)
-            before = {}
-            if (states := self.ranks.receive()) is not None:
-                before["intermediate_tensors"] = states
-            output = self._model(input_ids=ids, positions=positions + rotary_shift, **before)
+            output = self._model(positions=_positions(slices) + rotary_shift, **given)
         if isinstance(output, IntermediateTensors):
             self.ranks.hand_on(output)
             return None
@@ -148,7 +158,38 @@ class SlicedModel:
         hidden: Tensor = output[0] if isinstance(output, tuple) else output
         return hidden
 
+    def _embedded(self, slices: Sequence[Slice], ids: Tensor) -> dict[str, Any]:
+        """What the model is given beside or in place of tokens, where some stand for images."""
+        shows, rows = [], []
+        for one in slices:
+            if one.images is None:
+                shows.append(torch.zeros(len(one.positions), dtype=torch.bool))
+            else:
+                shown, found = one.images.embeddings(one.positions)
+                shows.append(shown)
+                rows += found
+        if not rows:
+            return {}
+        model: Any = self._model
+        embedded = model.embed_input_ids(
+            ids, multimodal_embeddings=rows, is_multimodal=torch.cat(shows)
+        )
+        raw = getattr(model, "requires_raw_input_tokens", False)
+        return {"inputs_embeds": embedded} | ({} if raw else {"input_ids": None})
+
     def _adapted(self, slices: Sequence[Slice]) -> contextlib.AbstractContextManager[None]:
         if self.adapters is None:
             return contextlib.nullcontext()
         return self.adapters.computing([(one.adapter, len(one.positions)) for one in slices])
+
+
+def _positions(slices: Sequence[Slice]) -> Tensor:
+    """What the model is told of the tokens' places, [tokens], or [3, tokens] where one has images on a
+    grid."""
+    places = [
+        one.positions if one.images is None else one.images.positions(one.positions)
+        for one in slices
+    ]
+    if any(place.ndim == 2 for place in places):
+        places = [place.expand(3, -1) for place in places]
+    return torch.cat(places, dim=-1)

@@ -1,0 +1,155 @@
+"""Chunks behind an image: the blend computes the image's rows, with the model's own encoder.
+
+With a model whose images are counted as they stand (LLaVA), and one with M-RoPE, where what stands behind
+an image is at another position than its number says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semkv_rag.config import ReuseOptions
+from semkv_rag.engine import Engine
+from tests.connector.pairs import assert_logprobs
+from tests.reference import ImageModel
+from workbench.answers import SAMPLING, assert_same, largest_difference
+from workbench.chunks import Tokens, store_chunks
+from workbench.engines import Engines
+from workbench.inside import inside
+from workbench.vision import about, ask, count_tower, forget_features, picture, plain
+
+FACTS = " a question about the colour of the car is answered from documents that were found" * 3
+NOTES = " who owns this harbour and where does that river end every answer is short" * 3
+QUESTION = " what is the colour of this car"
+BEHIND = "here it is : {}" + FACTS + " and" + NOTES + QUESTION
+BETWEEN = "some words :" + FACTS + "{} and another : {}" + NOTES + QUESTION
+TEXTS = pytest.mark.parametrize("text", [BEHIND, BETWEEN], ids=["behind", "between"])
+
+MODELS: dict[str, dict[str, Any]] = {"llava": {"model_impl": "transformers"}, "paddleocr_vl": {}}
+
+
+def prompt(text: str, seed: int = 0) -> dict[str, Any]:
+    return about(text, *pictures(text, seed))
+
+
+def pictures(text: str, seed: int = 0) -> list[Any]:
+    return [picture(10 * seed + place) for place in range(text.count("{}"))]
+
+
+@dataclass(frozen=True)
+class Stocked:
+    """An engine whose store has two texts."""
+
+    engine: Engine
+    folder: Path
+    chunks: list[Tokens]
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.chunks))
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def stocked(
+    request: pytest.FixtureRequest, engines: Engines, tiny_model: Callable[[str], Path]
+) -> Iterator[Stocked]:
+    folder = tiny_model(request.param)
+    options = {"limit_mm_per_prompt": {"image": 4}, **MODELS[request.param]}
+    with engines.own(folder, max_num_batched_tokens=128, max_num_seqs=8, **options) as engine:
+        assert engine.gate.servable, engine.gate.reason
+        count_tower(engine)
+        chunks = [engine.tokenizer(text).input_ids for text in (FACTS, NOTES)]
+        store_chunks(engine, chunks, namespace="default")
+        yield Stocked(engine, folder, chunks)
+
+
+@TEXTS
+def test_recomputing_everything_is_plain(stocked: Stocked, text: str) -> None:
+    expected = plain(stocked.engine, prompt(text))
+    other = plain(stocked.engine, prompt(text, seed=1))
+    looks = expected.token_ids != other.token_ids or largest_difference(expected, other) > 1e-2
+    assert looks, "the model looks at its images"
+    stocked.engine.reset_prefix_cache()
+    answer = ask(stocked.engine, prompt(text), ratio=1.0)
+    assert answer.report.recomputed_tokens == answer.report.reused_tokens == stocked.tokens
+    assert_same(answer, expected)
+    again = ask(stocked.engine, prompt(text), ratio=1.0)
+    assert again.report.cached_tokens > 0
+    assert_same(again, expected)
+    assert_same(ask(stocked.engine, prompt(text, seed=1), ratio=1.0), other)
+
+
+@TEXTS
+def test_none_is_block_diagonal_attention(stocked: Stocked, text: str) -> None:
+    reference = ImageModel(stocked.folder)
+    in_text = text.replace("{}", "<image>"), pictures(text)
+    assert_logprobs(plain(stocked.engine, prompt(text)), reference.logprobs(*in_text))
+    stocked.engine.reset_prefix_cache()
+    answer = ask(stocked.engine, prompt(text), selector="none")
+    assert answer.report.reused_tokens == stocked.tokens
+    assert answer.report.recomputed_tokens == 0
+    expected = reference.logprobs(*in_text, alone=stocked.chunks)
+    assert_logprobs(answer, expected)
+    assert (expected - reference.logprobs(*in_text)).abs().max() > 1e-2
+
+
+@TEXTS
+@pytest.mark.parametrize("selector", ["sensitivity_attention", "kv_deviation"])
+def test_what_is_in_the_prefix_cache_makes_no_difference(
+    stocked: Stocked, text: str, selector: str
+) -> None:
+    """Nor whether the prompt's first blocks, with a part of an image or without, are found there."""
+    engine, options = stocked.engine, {"selector": selector, "ratio": 0.2}
+    engine.reset_prefix_cache()
+    first = ask(engine, prompt(text), **options)
+    assert 0 < first.report.recomputed_tokens < 0.3 * stocked.tokens
+    again = ask(engine, prompt(text), **options)
+    assert again.report.cached_tokens > 0
+    assert_same(again, first)
+    engine.reset_prefix_cache()
+    begun = prompt(text[: text.index("}") + 1], seed=0)
+    plain_begun = {**begun, "multi_modal_data": {"image": pictures(text)[:1]}}
+    engine.generate(plain_begun, sampling=SAMPLING, reuse=ReuseOptions(enabled=False))
+    found = ask(engine, prompt(text), **options)
+    assert_same(found, first)
+
+
+def test_an_image_is_encoded_once(stocked: Stocked) -> None:
+    """By the blend, whose steps are several, or by vLLM; not by both."""
+    engine = stocked.engine
+    for text in (BEHIND, BETWEEN):
+        engine.reset_prefix_cache()
+        forget_features(engine)
+        before = tower_runs(engine)
+        ask(engine, prompt(text, seed=2), ratio=0.2)
+        assert tower_runs(engine) - before == text.count("{}")
+
+
+def tower_runs(engine: Engine) -> int:
+    # vLLM projects several images at once, so there is no projector's call for each.
+    runs: int = inside(engine, lambda worker: worker.calls["tower"])
+    return runs
+
+
+async def test_several_at_once(stocked: Stocked) -> None:
+    texts = [BEHIND, BETWEEN, BEHIND.replace("{}", ""), BETWEEN, BEHIND]
+    asked = [
+        prompt(text, seed=number) if "{}" in text else text for number, text in enumerate(texts)
+    ]
+    expected = [plain(stocked.engine, one) for one in asked]
+    stocked.engine.reset_prefix_cache()
+    answers = await asyncio.gather(
+        *(
+            stocked.engine.agenerate(one, sampling=SAMPLING, reuse=ReuseOptions(ratio=1.0))
+            for one in [*asked, *asked[:2]]
+        )
+    )
+    for answer, one in zip(answers, [*expected, *expected[:2]], strict=True):
+        assert answer.report.reused_tokens == stocked.tokens
+        assert_same(answer, one)
