@@ -17,15 +17,14 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 from blake3 import blake3
-from torch import Tensor
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,
 )
-from vllm.multimodal.inputs import MultiModalFeatureSpec
 
 from semkv_rag.connector.adapter import Adapter
+from semkv_rag.connector.images.blended import BlendImage
 from semkv_rag.connector.metrics import Fault
 from semkv_rag.reuse import ReusePlan
 
@@ -60,19 +59,6 @@ def of_all_ranks(gates: Sequence[GateReport]) -> GateReport:
     refused = [gate for gate in gates if not gate.servable]
     known = [gate for gate in refused if gate.reason != REFUSED_ON_ANOTHER_RANK]
     return next(iter(known or refused or gates))
-
-
-@dataclass(frozen=True)
-class BlendImage:
-    """An image whose rows a blend computes.
-
-    Attributes:
-        feature: what vLLM has of it.
-        state: its features, [rows, width], where the store has them.
-    """
-
-    feature: MultiModalFeatureSpec
-    state: Tensor | None = None
 
 
 @dataclass(frozen=True)

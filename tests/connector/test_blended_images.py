@@ -1,7 +1,8 @@
 """Chunks behind an image: the blend computes the image's rows, with the model's own encoder.
 
-With a model whose images are counted as they stand (LLaVA), and one with M-RoPE, where what stands behind
-an image is at another position than its number says.
+With a model whose images are all rows (LLaVA), one whose images have marks between their rows
+(Idefics 3), and one with M-RoPE (PaddleOCR-VL), where what stands behind an image is at another position
+than its number says.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from tests.connector.pairs import assert_logprobs
 from tests.reference import ImageModel
 from workbench.answers import SAMPLING, assert_same, largest_difference
 from workbench.chunks import Tokens, store_chunks
-from workbench.engines import Engines
+from workbench.engines import Engines, own_on_ranks
+from workbench.fake_device import install
 from workbench.inside import inside
 from workbench.vision import about, ask, count_tower, forget_features, picture, plain
 
@@ -31,7 +33,18 @@ BEHIND = "here it is : {}" + FACTS + " and" + NOTES + QUESTION
 BETWEEN = "some words :" + FACTS + "{} and another : {}" + NOTES + QUESTION
 TEXTS = pytest.mark.parametrize("text", [BEHIND, BETWEEN], ids=["behind", "between"])
 
-MODELS: dict[str, dict[str, Any]] = {"llava": {"model_impl": "transformers"}, "paddleocr_vl": {}}
+MODELS: dict[str, dict[str, Any]] = {
+    "llava": {"model_impl": "transformers"},
+    "paddleocr_vl": {},
+    "idefics3": {},
+}
+OTHERS = ("llava", "paddleocr_vl")
+CASES = [
+    *MODELS,
+    *(pytest.param(f"{arch}, on a device", marks=pytest.mark.soak) for arch in OTHERS),
+    *(pytest.param(f"{arch}, two ranks", marks=pytest.mark.soak) for arch in OTHERS),
+]
+"""Tensors of a device and of the host do not mix; see `workbench.fake_device`."""
 
 
 def prompt(text: str, seed: int = 0) -> dict[str, Any]:
@@ -55,14 +68,24 @@ class Stocked:
         return sum(map(len, self.chunks))
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=CASES)
 def stocked(
     request: pytest.FixtureRequest, engines: Engines, tiny_model: Callable[[str], Path]
 ) -> Iterator[Stocked]:
-    folder = tiny_model(request.param)
-    options = {"limit_mm_per_prompt": {"image": 4}, **MODELS[request.param]}
-    with engines.own(folder, max_num_batched_tokens=128, max_num_seqs=8, **options) as engine:
+    arch, _, how = request.param.partition(", ")
+    folder = tiny_model(arch)
+    options = {"limit_mm_per_prompt": {"image": 4}, **MODELS[arch]}
+    options |= {"max_num_batched_tokens": 128, "max_num_seqs": 8}
+    ranks = {"tensor_parallel_size": 2}
+    started = (
+        own_on_ranks(engines, folder, ranks, **options)
+        if how == "two ranks"
+        else engines.own(folder, **options)
+    )
+    with started as engine:
         assert engine.gate.servable, engine.gate.reason
+        if how == "on a device":
+            assert inside(engine, install) == (True, None)
         count_tower(engine)
         chunks = [engine.tokenizer(text).input_ids for text in (FACTS, NOTES)]
         store_chunks(engine, chunks, namespace="default")

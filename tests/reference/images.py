@@ -45,7 +45,8 @@ class ImageModel:
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
             return args, given | {"attention_mask": bias[None, None]}
 
-        language = self._hf.model.language_model
+        parts = self._hf.model
+        language = parts.text_model if hasattr(parts, "text_model") else parts.language_model
         hook = language.register_forward_pre_hook(masked, with_kwargs=True)
         try:
             logits: Tensor = self._hf(**inputs).logits[0, -1]

@@ -17,9 +17,12 @@ from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import torch
+from torch import Tensor
 from vllm.config import VllmConfig
+from vllm.distributed.ec_transfer import get_ec_transfer, has_ec_transfer
 from vllm.distributed.ec_transfer.ec_connector.base import (
     ECConnectorBase,
     ECConnectorMetadata,
@@ -27,6 +30,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
 )
 
 from semkv_rag.connector.fingerprint import config_fingerprint
+from semkv_rag.connector.images.blended import BlendImage
 from semkv_rag.connector.images.lookup import ImageStep, StateLookup
 from semkv_rag.connector.images.report import ImageReport, take_image_report
 from semkv_rag.connector.images.writer import StateWriter
@@ -37,9 +41,39 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
-__all__ = ["ImageFeatureConnector", "ImageReport", "take_image_report"]
+__all__ = [
+    "ImageFeatureConnector",
+    "ImageReport",
+    "lookup_of",
+    "save_features",
+    "take_image_report",
+]
 
 logger = logging.getLogger(__name__)
+
+_lookups: WeakValueDictionary[str, StateLookup] = WeakValueDictionary()
+"""Those of this process, by vLLM's name for the engine."""
+
+
+def lookup_of(engine: str) -> StateLookup | None:
+    """The scheduler's half of an engine, in the scheduler's process; None where there is none.
+
+    Args:
+        engine: `VllmConfig.instance_id`.
+    """
+    return _lookups.get(engine)
+
+
+def save_features(image: BlendImage, features: Tensor) -> None:
+    """Have the features stored that a blend computed, in a worker's process.
+
+    Args:
+        features: [rows, width].
+    """
+    if image.save is not None and has_ec_transfer():
+        connector = get_ec_transfer()
+        if isinstance(connector, ImageFeatureConnector):
+            connector.writer.put(image.save, image.model, features)
 
 
 class ImageFeatureConnector(ECConnectorBase):
@@ -56,6 +90,7 @@ class ImageFeatureConnector(ECConnectorBase):
             self._writer = StateWriter(place, index_url, extra["max_bytes"], torch.device(device))
         else:
             self._lookup = _open_lookup(vllm_config, place, index_url)
+            _lookups[vllm_config.instance_id] = self._lookup
 
     def shutdown(self) -> None:
         if self._lookup is not None:

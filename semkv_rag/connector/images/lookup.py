@@ -6,6 +6,7 @@ Called from vLLM's scheduler, all in one thread. Of a request whose image's feat
 * `has` for each image: this is the decision, and there is no way back from a yes, so the state is read
   and checked here, and held until the workers have it. A file that vanishes later does no harm;
 * `allocated` for each image whose features the workers will have, loaded or computed;
+* `blended` in its place, by the KV connector, for each image of which a blend computes rows;
 * `step` once for every step: the work of the workers;
 * `finished` once.
 
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorMetadata
 
+from semkv_rag.connector.images.blended import BlendImage
 from semkv_rag.connector.images.identifiers import StateRef, parse_identifier
 from semkv_rag.connector.images.report import (
     ImageReport,
@@ -154,26 +156,42 @@ class StateLookup:
 
     def allocated(self, request: Request, index: int) -> None:
         """An image of a request was given its place in vLLM's encoder cache."""
+        identifier = request.mm_features[index].identifier
+        state, save = self._take(request, index)
+        if state is not None:
+            self._step.loads[identifier] = state
+        if save is not None:
+            self._step.saves[identifier] = save
+
+    def blended(self, request: Request, index: int) -> BlendImage:
+        """An image of a request of which a blend computes rows."""
+        self.see(request)
         feature = request.mm_features[index]
-        identifier = feature.identifier
-        ref = parse_identifier(identifier)
+        self.has(feature.identifier)
+        state, save = self._take(request, index)
+        return BlendImage(feature, state, save, self._model)
+
+    def _take(self, request: Request, index: int) -> tuple[Tensor | None, StateRef | None]:
+        """An image's features where they are stored, else what they are to be stored as; for the report,
+        too."""
+        feature = request.mm_features[index]
+        ref = parse_identifier(feature.identifier)
         images = self._images.get(request.request_id)
         if ref is None or images is None:
-            return
+            return None, None
         found = self._found.pop(
-            (identifier, _rows(feature)), _Found(reason="the store was not asked")
+            (feature.identifier, _rows(feature)), _Found(reason="the store was not asked")
         )
         if found.state is not None:
-            self._step.loads[identifier] = found.state
             images.outcomes.setdefault(index, "mapped" if found.mapped else "loaded")
             if self._touches is not None:
                 self._touches.note([found.id])
         else:
-            if ref.save and self._store is not None and not self._store.read_only:
-                self._step.saves[identifier] = ref
             images.outcomes[index] = "computed"
             images.reasons.setdefault(index, found.reason or "")
         note_image_report(request.request_id, images.report())
+        saves = found.state is None and self._store is not None and not self._store.read_only
+        return found.state, ref if saves and ref.save else None
 
     def step(self) -> ImageStep:
         """The work of the coming step; called once, after its requests were scheduled."""

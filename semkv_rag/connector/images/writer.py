@@ -58,9 +58,18 @@ class StateWriter:
     def save(self, step: ImageStep, encoder_cache: dict[str, Tensor], identifier: str) -> None:
         """Have a state that was just computed written, when the step says so."""
         ref = step.saves.get(identifier)
-        if ref is None or get_tensor_model_parallel_rank() != 0:
+        if ref is not None:
+            self.put(ref, step.model, encoder_cache[identifier])
+
+    def put(self, ref: StateRef, model: str, state: Tensor) -> None:
+        """Have a state written, by one of the workers.
+
+        Args:
+            model: the fingerprint under which it is saved.
+        """
+        if get_tensor_model_parallel_rank() != 0:
             return
-        state = encoder_cache[identifier].detach()
+        state = state.detach()
         with self._lock:
             if self._waiting + state.nbytes > WAITING_BYTES:
                 logger.info("semkv: an image's features are not stored: too many wait for the disk")
@@ -72,7 +81,7 @@ class StateWriter:
             state.copy_(on_device, non_blocking=True)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record()
-        self._thread.submit(self._write, ref, step.model, state, copied)
+        self._thread.submit(self._write, ref, model, state, copied)
 
     def flush(self) -> None:
         """Wait for what is being written."""

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.config import VllmConfig
 
+from semkv_rag.connector.images.connector import lookup_of
 from semkv_rag.connector.images.identifiers import state_identifier
+from semkv_rag.connector.images.lookup import StateLookup
 from semkv_rag.connector.images.places import rows_of
 from semkv_rag.connector.obstacle import unblended_images
 from semkv_rag.connector.scheduler.tracked import TrackedRequest
@@ -56,12 +58,14 @@ class ImageRules:
         grids: whether an image's tokens stand on a grid (M-RoPE).
         stored: whether the features of images are stored.
         unblended: in words, why no blend computes rows of images, or None.
+        engine: vLLM's name for it.
     """
 
     obstacle: str | None = None
     grids: bool = False
     stored: bool = False
     unblended: str | None = None
+    engine: str = ""
 
     @classmethod
     def of(cls, config: VllmConfig) -> ImageRules:
@@ -72,7 +76,13 @@ class ImageRules:
             grids=config.model_config.uses_mrope,
             stored=config.ec_transfer_config is not None,
             unblended=unblended_images(config),
+            engine=config.instance_id,
         )
+
+    @property
+    def lookup(self) -> StateLookup | None:
+        """Of images' features; None where they are not stored."""
+        return lookup_of(self.engine) if self.stored else None
 
 
 def obstacle(tracked: TrackedRequest, images: ImageRules) -> str | None:

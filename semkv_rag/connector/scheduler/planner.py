@@ -282,7 +282,8 @@ class RequestPlanner:
             tracked.report = replace(tracked.report, cached_tokens=tracked.in_prefix_cache)
         if external > 0:
             assert tracked.plan is not None
-            task = tracked.blend_task(block_ids, tracked.plan.covered - external)
+            start = tracked.plan.covered - external
+            task = tracked.blend_task(block_ids, start, self._images.lookup)
             tracked.blend = self.blocks.lend(request, task)
             self._blends.append(tracked.blend)
             self._under_way[tracked.blend_key] = request.request_id

@@ -10,9 +10,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from semkv_rag.config import AUTO, ReuseOptions
+from semkv_rag.connector.images.blended import BlendImage
+from semkv_rag.connector.images.lookup import StateLookup
 from semkv_rag.connector.images.report import take_image_report
 from semkv_rag.connector.messages import (
-    BlendImage,
     BlendResult,
     BlendStats,
     BlendTask,
@@ -110,14 +111,22 @@ class TrackedRequest:
         """Equal for requests whose blends put the same KV into the cache."""
         return self.blend_task((), 0).key()
 
-    def blend_task(self, block_ids: Blocks, start: int) -> BlendTask:
+    def blend_task(
+        self, block_ids: Blocks, start: int, lookup: StateLookup | None = None
+    ) -> BlendTask:
         """The blend that fills its blocks.
 
         Args:
             block_ids: of the request.
             start: so many of its first tokens are in the cache already.
+            lookup: of images' features; None where they are not stored.
         """
         assert self.plan is not None
+        features = self.request.mm_features
+        images = tuple(
+            BlendImage(features[number]) if lookup is None else lookup.blended(self.request, number)
+            for number in blended_images(self.plan, self.images)
+        )
         return BlendTask(
             request_id=self.request.request_id,
             plan=self.plan,
@@ -126,10 +135,7 @@ class TrackedRequest:
             start=start,
             model=self.owner.model,
             adapter=self.owner.adapter,
-            images=tuple(
-                BlendImage(self.request.mm_features[number])
-                for number in blended_images(self.plan, self.images)
-            ),
+            images=images,
         )
 
     def salts(self, block_size: int) -> dict[int, bytes]:

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from vllm.multimodal.utils import group_and_batch_mm_kwargs
 
+from semkv_rag.connector.images.blended import BlendImage
+from semkv_rag.connector.images.connector import save_features
 from semkv_rag.connector.images.places import rows_of
-from semkv_rag.connector.messages import BlendImage
 
 
 class PromptImages:
@@ -96,6 +97,7 @@ class PromptImages:
         features = self._features[index]
         if features is None:
             features = self._compute(index)
+            save_features(self._images[index], features)
         if features.device != self._device:
             features = features.to(self._device)
         self._features[index] = features
