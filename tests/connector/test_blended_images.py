@@ -8,14 +8,19 @@ than its number says.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+from transformers import PretrainedConfig
+from vllm.config import ModelConfig, MultiModalConfig, VllmConfig
 
 from semkv_rag.config import ReuseOptions
+from semkv_rag.connector.obstacle import unblended_images
 from semkv_rag.engine import Engine
 from tests.connector.pairs import assert_logprobs
 from tests.reference import ImageModel
@@ -62,6 +67,7 @@ class Stocked:
     engine: Engine
     folder: Path
     chunks: list[Tokens]
+    ranks: int
 
     @property
     def tokens(self) -> int:
@@ -89,7 +95,7 @@ def stocked(
         count_tower(engine)
         chunks = [engine.tokenizer(text).input_ids for text in (FACTS, NOTES)]
         store_chunks(engine, chunks, namespace="default")
-        yield Stocked(engine, folder, chunks)
+        yield Stocked(engine, folder, chunks, 2 if how == "two ranks" else 1)
 
 
 @TEXTS
@@ -160,6 +166,50 @@ def tower_runs(engine: Engine) -> int:
     return runs
 
 
+@pytest.mark.parametrize("fault", ["missing", "torn"])
+def test_a_bad_file_behind_an_image(stocked: Stocked, namespace: str, fault: str) -> None:
+    """vLLM computes all, the image as well."""
+    engine = stocked.engine
+    assert engine.store is not None
+    (chunk,) = store_chunks(engine, stocked.chunks[:1], namespace=namespace)
+    path = engine.store.path(engine.fingerprint, namespace, chunk.id)
+    if fault == "missing":
+        path.unlink()
+    else:
+        os.truncate(path, path.stat().st_size // 2)
+    expected = plain(engine, prompt(BEHIND))
+    engine.reset_prefix_cache()
+    answer = ask(engine, prompt(BEHIND), namespace=namespace, selector="none")
+    assert answer.report.kv_cache == "miss"
+    assert answer.report.reason
+    assert_same(answer, expected)
+
+
+def test_an_encoder_that_fails(stocked: Stocked) -> None:
+    """In the blend; vLLM's own call may succeed."""
+    engine = stocked.engine
+    if stocked.ranks > 1:
+        pytest.skip("a fault of a forward of several ranks is vLLM's own")
+    expected = plain(engine, prompt(BEHIND))
+    engine.reset_prefix_cache()
+    forget_features(engine)
+
+    def fail_once(worker: Any) -> None:
+        model = worker.model_runner.get_model()
+
+        def fail(**_: Any) -> None:
+            del model.embed_multimodal
+            raise RuntimeError("out of luck")
+
+        model.embed_multimodal = fail
+
+    inside(engine, fail_once)
+    answer = ask(engine, prompt(BEHIND), ratio=1.0)
+    assert answer.report.kv_cache == "miss"
+    assert answer.report.reason is not None and "out of luck" in answer.report.reason
+    assert_same(answer, expected)
+
+
 async def test_several_at_once(stocked: Stocked) -> None:
     texts = [BEHIND, BETWEEN, BEHIND.replace("{}", ""), BETWEEN, BEHIND]
     asked = [
@@ -176,3 +226,36 @@ async def test_several_at_once(stocked: Stocked) -> None:
     for answer, one in zip(answers, [*expected, *expected[:2]], strict=True):
         assert answer.report.reused_tokens == stocked.tokens
         assert_same(answer, one)
+
+
+def test_where_no_blend_computes_images_the_report_says_why(
+    engines: Engines, tiny_model: Callable[[str], Path]
+) -> None:
+    options = {"mm_processor_cache_type": "shm", "model_impl": "transformers"}
+    with engines.own(tiny_model("llava"), **options) as engine:
+        store_chunks(engine, [engine.tokenizer(FACTS).input_ids], namespace="default")
+        answer = ask(engine, prompt(BEHIND), selector="none")
+        assert (answer.report.kv_cache, answer.report.reused_tokens) == ("miss", 0)
+        assert answer.report.reason == (
+            "its stored chunks stand behind an image, whose KV is not stored"
+            ": vLLM hands images on in shared memory; the features of the image are not stored"
+        )
+        assert_same(answer, plain(engine, prompt(BEHIND)))
+
+
+@pytest.mark.parametrize(
+    ("vision", "found"),
+    [
+        ({}, False),
+        ({"deepstack_visual_indexes": []}, False),
+        ({"deepstack_visual_indexes": [5, 11, 17]}, True),
+    ],
+)
+def test_features_that_go_into_several_layers_are_not_blended(
+    vision: dict[str, Any], found: bool
+) -> None:
+    model = MagicMock(ModelConfig, hf_config=PretrainedConfig(vision_config=vision))
+    model.multimodal_config = MultiModalConfig()
+    reason = unblended_images(MagicMock(VllmConfig, model_config=model))
+    assert (reason == "images' features go into several layers (DeepStack)") is found
+    assert found or reason is None

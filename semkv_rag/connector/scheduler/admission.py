@@ -1,12 +1,12 @@
 """What a request asks for, and whether it is served with reuse.
 
 An image's placeholders are matched by what it shows (see `reuse.images`). Its KV is used where all before
-it is the same as well; a plan ends before the first image of which that is not true. The features of
+it is the same as well; where that is not true, a blend computes the image's rows. The features of
 images come from the store under names that are given here (`images.identifiers`). Where an image is taken
 for a stored one that looks like it, all of this follows the stored one, and the blocks from there on are
-that request's alone. In models with M-RoPE an image's tokens stand on a grid,
-and what is behind it at other positions than its number in the prompt, which is what a store has. So
-their prompts with images are not stored, and a plan ends before the first image.
+that request's alone; no blend computes its rows, and a plan ends before it. So it does before videos and
+audio. In models with M-RoPE an image's tokens stand on a grid, and what is behind it at other positions
+than its number in the prompt, which is what a store has. So their prompts with images are not stored.
 """
 
 from __future__ import annotations
@@ -78,6 +78,12 @@ class ImageRules:
             unblended=unblended_images(config),
             engine=config.instance_id,
         )
+
+    @property
+    def behind_one(self) -> str:
+        """Why chunks behind an image are not reused, in words."""
+        why = f": {self.unblended}" if self.unblended else ""
+        return f"its stored chunks stand behind an image, whose KV is not stored{why}"
 
     @property
     def lookup(self) -> StateLookup | None:
