@@ -210,6 +210,41 @@ def test_an_encoder_that_fails(stocked: Stocked) -> None:
     assert_same(answer, expected)
 
 
+def test_text_that_a_model_counts_in_another_way_is_computed(stocked: Stocked) -> None:
+    """By twos, in prompts with images: one turn of its keys fits no chunk."""
+    if stocked.folder.name != "paddleocr_vl" or stocked.ranks > 1:
+        pytest.skip("of models with M-RoPE; a fault of several ranks is vLLM's own")
+    engine = stocked.engine
+
+    def count_by_twos(worker: Any) -> None:
+        model = worker.model_runner.get_model()
+        told = model.get_mrope_input_positions
+
+        def by_twos(tokens: Any, features: Any) -> Any:
+            positions = 2 * told(tokens, features)[0]
+            return positions, int(positions.max()) + 1 - len(tokens)
+
+        model.get_mrope_input_positions = by_twos
+
+    def count_as_before(worker: Any) -> None:
+        del worker.model_runner.get_model().get_mrope_input_positions
+
+    before = plain(engine, prompt(BEHIND))
+    inside(engine, count_by_twos)
+    try:
+        expected = plain(engine, prompt(BEHIND))
+        engine.reset_prefix_cache()
+        answer = ask(engine, prompt(BEHIND), selector="none")
+    finally:
+        inside(engine, count_as_before)
+        engine.reset_prefix_cache()
+    assert answer.report.kv_cache == "miss"
+    assert answer.report.reason is not None
+    assert "positions of another kind" in answer.report.reason
+    assert_same(answer, expected)
+    assert answer.token_ids != before.token_ids or largest_difference(answer, before) > 1e-2
+
+
 async def test_several_at_once(stocked: Stocked) -> None:
     texts = [BEHIND, BETWEEN, BEHIND.replace("{}", ""), BETWEEN, BEHIND]
     asked = [

@@ -12,7 +12,7 @@ from semkv_rag.connector.images.identifiers import StateRef
 
 @dataclass(frozen=True)
 class BlendImage:
-    """As the module says.
+    """The image, and what is known of its features.
 
     Attributes:
         feature: what vLLM has of it.

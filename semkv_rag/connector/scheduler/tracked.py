@@ -13,13 +13,7 @@ from semkv_rag.config import AUTO, ReuseOptions
 from semkv_rag.connector.images.blended import BlendImage
 from semkv_rag.connector.images.lookup import StateLookup
 from semkv_rag.connector.images.report import take_image_report
-from semkv_rag.connector.messages import (
-    BlendResult,
-    BlendStats,
-    BlendTask,
-    Blocks,
-    SeenTokens,
-)
+from semkv_rag.connector.messages import BlendResult, BlendStats, BlendTask, Blocks, SeenTokens
 from semkv_rag.connector.metrics import Fault, PlainReason
 from semkv_rag.connector.scheduler.owners import Owner
 from semkv_rag.report import ReuseReport

@@ -55,7 +55,7 @@ class BlendRows:
         reused = torch.zeros(len(positions), dtype=torch.bool, device=paged.device)
         exact = reused.clone()
         if images is not None:  # stored keys move to where the model has the tokens
-            spans = [replace(one, base=one.base - images.offset(one.dst)) for one in spans]
+            spans = [replace(one, base=one.base - images.offset(one.dst, one.end)) for one in spans]
         for span in spans:
             (exact if span.exact else reused)[span.dst - start : span.end - start] = True
         return cls(

@@ -66,11 +66,23 @@ class PromptImages:
         last = self._positions.shape[1] - 1  # behind it is text
         return self._positions[:, numbers.clamp(max=last)] + (numbers - last).clamp(min=0)
 
-    def offset(self, number: int) -> int:
-        """By how much the position of a token of text differs from its number in the prompt."""
+    def offset(self, begin: int, end: int) -> int:
+        """By how much positions of text differ from the tokens' numbers in the prompt.
+
+        Args:
+            begin: the first token of text without an image in it.
+            end: the number behind its last one.
+
+        Raises:
+            ValueError: the model does not count that text token by token.
+        """
         if self._positions is None:
             return 0
-        return int(self._positions[0, number]) - number
+        offsets = self._positions[:, begin:end] - torch.arange(begin, end, device=self._device)
+        offset = int(offsets[0, 0])
+        if bool((offsets != offset).any()):
+            raise ValueError(f"tokens {begin} to {end} of text stand at positions of another kind")
+        return offset
 
     def embeddings(self, numbers: Tensor) -> tuple[Tensor, list[Tensor]]:
         """What images bring for some tokens.
