@@ -156,6 +156,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "get_num_kv_heads",
         "get_total_num_hidden_layers",
         "get_vocab_size",
+        "hf_config",
         "hf_text_config",
         "is_attention_free",
         "is_encoder_decoder",
@@ -168,6 +169,24 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "use_mla",
         "uses_mrope",
     ),
+    "vllm.config.multimodal:MultiModalConfig": (
+        "is_multimodal_pruning_enabled",
+        "mm_processor_cache_type",
+    ),
+    "vllm.model_executor.models.interfaces:SupportsMultiModal": (
+        "embed_input_ids",
+        "embed_multimodal",
+        "requires_raw_input_tokens",
+    ),
+    "vllm.model_executor.models.interfaces:SupportsMRoPE": ("get_mrope_input_positions",),
+    "vllm.multimodal.inputs:MultiModalFeatureSpec": (
+        "data",
+        "identifier",
+        "mm_hash",
+        "mm_position",
+        "modality",
+    ),
+    "vllm.multimodal.inputs:PlaceholderRange": ("is_embed", "length", "offset"),
     "vllm.config:ParallelConfig": (
         "data_parallel_size",
         "decode_context_parallel_size",
