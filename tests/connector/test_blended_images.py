@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -18,10 +18,16 @@ from unittest.mock import MagicMock
 import pytest
 from transformers import PretrainedConfig
 from vllm.config import ModelConfig, MultiModalConfig, VllmConfig
+from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.connector.obstacle import unblended_images
+from semkv_rag.connector.scheduler.admission import ImageRules, note_images
+from semkv_rag.connector.scheduler.owners import Owner
+from semkv_rag.connector.scheduler.tracked import TrackedRequest
 from semkv_rag.engine import Engine
+from semkv_rag.report import ReuseReport
+from semkv_rag.reuse import image_key
 from tests.connector.pairs import assert_logprobs
 from tests.reference import ImageModel
 from workbench.answers import SAMPLING, assert_same, largest_difference
@@ -294,3 +300,34 @@ def test_features_that_go_into_several_layers_are_not_blended(
     reason = unblended_images(MagicMock(VllmConfig, model_config=model))
     assert (reason == "images' features go into several layers (DeepStack)") is found
     assert found or reason is None
+
+
+IMAGE = MultiModalFeatureSpec(
+    data=MultiModalKwargsItem.dummy(),
+    modality="image",
+    identifier="a picture",
+    mm_position=PlaceholderRange(offset=7, length=4),
+)
+
+
+@pytest.mark.parametrize(
+    ("feature", "rules", "near", "blended"),
+    [
+        (IMAGE, ImageRules(), {}, True),
+        (IMAGE, ImageRules(stored=True), {}, True),
+        (IMAGE, ImageRules(stored=True), {image_key("a picture"): image_key("its like")}, False),
+        (IMAGE, ImageRules(unblended="for a reason"), {}, False),
+        (replace(IMAGE, modality="video"), ImageRules(), {}, False),
+        (replace(IMAGE, data=None), ImageRules(), {}, False),
+    ],
+    ids=["alone", "stored", "taken for another", "not in this model", "a video", "without data"],
+)
+def test_which_images_are_blended(
+    feature: MultiModalFeatureSpec, rules: ImageRules, near: dict[str, str], blended: bool
+) -> None:
+    request = MagicMock(mm_features=[feature])
+    tracked = TrackedRequest(request, ReuseOptions(), ReuseReport("miss", 20), Owner(""))
+    note_images(tracked, rules, near, store=False)
+    (image,) = tracked.images
+    assert image.blended is blended
+    assert image.positions.tolist() == [7, 8, 9, 10]

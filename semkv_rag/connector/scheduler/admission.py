@@ -131,7 +131,9 @@ def note_images(
         donor = near.get(key) if rules.stored else None
         if donor is not None and tracked.first_near is None:
             tracked.first_near = feature.mm_position.offset
-        blended = rules.unblended is None and donor is None and feature.modality == "image"
+        # Without its data vLLM has its features from elsewhere.
+        known = feature.modality == "image" and feature.data is not None
+        blended = known and donor is None and rules.unblended is None
         tracked.images.append(rows_of(donor or key, feature.mm_position, blended=blended))
         if rules.stored:
             names.append(state_identifier(tracked.options.namespace, key, donor, save=store))
