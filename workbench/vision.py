@@ -80,6 +80,13 @@ def count_tower(engine: Engine) -> None:
     inside(engine, hook)
 
 
+def tower_runs(engine: Engine) -> int:
+    """Calls of the vision tower since `count_tower`, in whatever number of calls of the projector: vLLM
+    may project several images at once."""
+    runs: int = inside(engine, lambda worker: worker.calls["tower"])
+    return runs
+
+
 def tower_calls(engine: Engine) -> int:
     """Calls of the vision tower since `count_tower`; the projector had as many."""
     calls: dict[str, int] = inside(engine, lambda worker: worker.calls)

@@ -35,7 +35,7 @@ from workbench.chunks import Tokens, store_chunks
 from workbench.engines import Engines, own_on_ranks
 from workbench.fake_device import install
 from workbench.inside import inside
-from workbench.vision import about, ask, count_tower, forget_features, picture, plain
+from workbench.vision import about, ask, count_tower, forget_features, picture, plain, tower_runs
 
 FACTS = " a question about the colour of the car is answered from documents that were found" * 3
 NOTES = " who owns this harbour and where does that river end every answer is short" * 3
@@ -164,12 +164,6 @@ def test_an_image_is_encoded_once(stocked: Stocked) -> None:
         before = tower_runs(engine)
         ask(engine, prompt(text, seed=2), ratio=0.2)
         assert tower_runs(engine) - before == text.count("{}")
-
-
-def tower_runs(engine: Engine) -> int:
-    # vLLM projects several images at once, so there is no projector's call for each.
-    runs: int = inside(engine, lambda worker: worker.calls["tower"])
-    return runs
 
 
 @pytest.mark.parametrize("fault", ["missing", "torn"])

@@ -29,6 +29,7 @@ from workbench.vision import (
     plain,
     settle,
     tower_calls,
+    tower_runs,
 )
 
 FACTS = "a question about the colour of the car is answered from documents that were found " * 3
@@ -120,11 +121,11 @@ def test_features_that_a_blend_computed_are_stored_and_loaded(
     expected = plain(engine, asked)
     for seen, computed, loaded in (("miss", 1, 0), ("hit", 0, 1), ("hit", 0, 1)):
         forget(engine)
-        before = tower_calls(engine)
+        before = tower_runs(engine)
         answer = ask(engine, asked, namespace=namespace, ratio=1.0)
         report = answer.report
         assert 0.8 * stored[FACTS] < report.reused_tokens <= stored[FACTS], report
-        assert tower_calls(engine) - before == computed
+        assert tower_runs(engine) - before == computed
         assert (report.images_computed, report.images_loaded) == (computed, loaded)
         assert report.tiers["fusion"] == seen
         assert_same(answer, expected)
