@@ -80,7 +80,7 @@ class ImageRules:
         )
 
     @property
-    def behind_one(self) -> str:
+    def why_not_behind(self) -> str:
         """Why chunks behind an image are not reused, in words."""
         why = f": {self.unblended}" if self.unblended else ""
         return f"its stored chunks stand behind an image, whose KV is not stored{why}"

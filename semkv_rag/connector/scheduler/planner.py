@@ -227,7 +227,7 @@ class RequestPlanner:
             end = first_to_compute(spans, tracked.images)
             plan = make_plan(spans, len(prompt), tracked.options, end)
             if spans and end is not None and end <= spans[0].dst:
-                reason = self._images.behind_one
+                reason = self._images.why_not_behind
             sooner = None if plan is None else self.pace.why_not(plan)
             if plan is not None and sooner is None:
                 tracked.plan = self._conversations.with_earlier_question(

@@ -23,7 +23,7 @@ from semkv_rag.connector.images.places import rows_of
 
 
 class PromptImages:
-    """Of one blend.
+    """Those of one blend.
 
     Args:
         model: takes images.
@@ -59,7 +59,7 @@ class PromptImages:
             numbers: of the tokens in the prompt, [tokens], int64.
 
         Returns:
-            [tokens], or [3, tokens] with M-RoPE.
+            [tokens], or [rows, tokens] with M-RoPE, whose rows are three as a rule.
         """
         if self._positions is None:
             return numbers

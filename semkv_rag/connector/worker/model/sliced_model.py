@@ -160,6 +160,8 @@ class SlicedModel:
 
     def _embedded(self, slices: Sequence[Slice], ids: Tensor) -> dict[str, Any]:
         """What the model is given beside or in place of tokens, where some stand for images."""
+        if all(one.images is None for one in slices):
+            return {}
         shows, rows = [], []
         for one in slices:
             if one.images is None:
@@ -184,12 +186,13 @@ class SlicedModel:
 
 
 def _positions(slices: Sequence[Slice]) -> Tensor:
-    """What the model is told of the tokens' places, [tokens], or [3, tokens] where one has images on a
-    grid."""
+    """What the model is told of the tokens' places, [tokens], or [rows, tokens] where a slice has images
+    on a grid (M-RoPE)."""
     places = [
         one.positions if one.images is None else one.images.positions(one.positions)
         for one in slices
     ]
-    if any(place.ndim == 2 for place in places):
-        places = [place.expand(3, -1) for place in places]
+    grids = [place for place in places if place.ndim == 2]
+    if grids:
+        places = [place.expand(len(grids[0]), -1) for place in places]
     return torch.cat(places, dim=-1)
