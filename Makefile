@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 INTEGRATIONS := integrations/llama-index-llms-semkv integrations/langchain-semkv
 
-.PHONY: setup test soak second-runner check docs release demo model bench lock clean
+.PHONY: setup test soak second-runner qwen-vl check docs release demo model bench lock clean
 
 setup: $(READY)
 
@@ -54,6 +54,7 @@ soak: PROCESSES := 2
 soak: setup model build/triton/.ready build/sbom/.ready build/deploy/.ready $(if $(call has,npm),build/azurite/.ready)
 	SOAK_ROUNDS=$(or $(ROUNDS),1) $(PYTEST) -m soak --ignore $(FLEET) --durations 0 --durations-min 1
 	SOAK_ROUNDS=$(or $(ROUNDS),1) $(RUN) -m pytest -m soak $(FLEET) --durations 0 --durations-min 1
+	$(MAKE) qwen-vl
 
 # Several machines and databases, which need all the cores.
 FLEET := tests/soak/test_fleet.py
@@ -76,6 +77,17 @@ second-runner: setup build/triton/.ready
 
 SECOND_RUNNER := $(addprefix tests/connector/test_,poison.py prefix_cache.py faults.py blends_beside_others.py \
 	exact_spans.py captures_side_by_side.py crowded.py)
+
+# The tests of Qwen's vision models, whose processors need torchvision.
+qwen-vl: setup build/torchvision/.ready
+	PYTHONPATH=$(CURDIR)/build/torchvision $(PYTEST) -m "soak or not soak" -k "qwen2_vl or qwen2_5_vl or qwen3_vl" \
+		tests/connector tests/engine/test_image_grids.py
+qwen-vl: PROCESSES := 2
+
+build/torchvision/.ready: $(READY) requirements/torchvision.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) -r requirements/torchvision.txt
+	$(RUN) -m workbench.torchvision_on_cpu $(@D)
+	@touch $@
 
 check: setup
 	$(RUN) -m ruff format --check .

@@ -28,6 +28,8 @@ IMAGE_SIZE = 56  # pixels, both ways
 PATCH_SIZE = 14
 IMAGE_TOKEN = VOCABULARY
 BLIP2_QUERIES = 6
+_QWEN_MARKS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+_QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 _IDEFICS3_MARKS = (
     "<fake_token_around_image>",
     "<global-img>",
@@ -219,6 +221,51 @@ def _paddleocr_vl() -> transformers.PretrainedConfig:
     )
 
 
+def _qwen_vl(kind: Any, interleaved: bool = False, **vision: Any) -> transformers.PretrainedConfig:
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [6, 5, 5]}
+    rope["mrope_interleaved"] = interleaved
+    shape = SHAPE | {"vocab_size": IMAGE_TOKEN + len(_QWEN_MARKS), "head_dim": 32}
+    config: transformers.PretrainedConfig = kind(
+        image_token_id=IMAGE_TOKEN,
+        video_token_id=IMAGE_TOKEN + 1,
+        vision_start_token_id=IMAGE_TOKEN + 2,
+        vision_end_token_id=IMAGE_TOKEN + 3,
+        tie_word_embeddings=False,
+        vision_config={"depth": 2, "num_heads": 2, "patch_size": PATCH_SIZE, **vision},
+        text_config={**shape, **TOKENS, "rope_parameters": rope, "tie_word_embeddings": False},
+    )
+    return config
+
+
+def _qwen2_vl() -> transformers.PretrainedConfig:
+    return _qwen_vl(transformers.Qwen2VLConfig, embed_dim=64, hidden_size=128)
+
+
+def _qwen2_5_vl() -> transformers.PretrainedConfig:
+    # A tower with windows: one token wide in the first of its layers.
+    return _qwen_vl(
+        transformers.Qwen2_5_VLConfig,
+        hidden_size=64,
+        intermediate_size=128,
+        out_hidden_size=128,
+        window_size=2 * PATCH_SIZE,
+        fullatt_block_indexes=[1],
+    )
+
+
+def _qwen3_vl() -> transformers.PretrainedConfig:
+    # What its tower's first layer gives goes into the language model's first one, too (DeepStack).
+    return _qwen_vl(
+        transformers.Qwen3VLConfig,
+        interleaved=True,
+        hidden_size=64,
+        intermediate_size=128,
+        out_hidden_size=128,
+        num_position_embeddings=16,
+        deepstack_visual_indexes=[0],
+    )
+
+
 def _lfm2() -> transformers.PretrainedConfig:
     # Two layers of short convolutions, whose state sums up what came before, and two of attention. vLLM
     # reads the widths under the names that the models' own configurations have.
@@ -295,6 +342,13 @@ LATENT: dict[str, Callable[[], transformers.PretrainedConfig]] = {"deepseek_v2":
 THREE_ROWS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "paddleocr_vl": _paddleocr_vl,
 }
+QWEN_VL: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    "qwen2_vl": _qwen2_vl,
+    "qwen2_5_vl": _qwen2_5_vl,
+    "qwen3_vl": _qwen3_vl,
+}
+"""Those of Qwen, whose processors need torchvision."""
+
 """Those whose positions have three rows (M-RoPE)."""
 
 UNSERVABLE: dict[str, Callable[[], transformers.PretrainedConfig]] = {
@@ -364,7 +418,13 @@ def _text_of_images(vocabulary: int) -> dict[str, Any]:
     }
 
 
-IMAGE_PROMPTS = {"llava": "<image>", "idefics3": "<image>", "blip2": "", "paddleocr_vl": "<image>"}
+IMAGE_PROMPTS = {
+    "llava": "<image>",
+    "idefics3": "<image>",
+    "blip2": "",
+    "paddleocr_vl": "<image>",
+    **dict.fromkeys(QWEN_VL, _QWEN_IMAGE),
+}
 """Architectures that take images, and what stands for one in a prompt's text."""
 
 ARCHITECTURES = (
@@ -372,6 +432,7 @@ ARCHITECTURES = (
     | WINDOWED
     | LATENT
     | THREE_ROWS
+    | QWEN_VL
     | UNSERVABLE
     | {"mid": _mid, "llava": _llava, "idefics3": _idefics3, "blip2": _blip2}
 )
@@ -528,11 +589,27 @@ def _paddleocr_vl_processor() -> transformers.ProcessorMixin:
     )
 
 
+def _qwen_vl_processor(kind: Any) -> transformers.ProcessorMixin:
+    tokenizer = _tokenizer(_llama())
+    tokenizer.add_special_tokens({"additional_special_tokens": list(_QWEN_MARKS)})
+    size = {"shortest_edge": IMAGE_SIZE**2 // 4, "longest_edge": IMAGE_SIZE**2}
+    processor: transformers.ProcessorMixin = kind(
+        transformers.Qwen2VLImageProcessor(size=size, patch_size=PATCH_SIZE),
+        tokenizer,
+        transformers.Qwen2VLVideoProcessor(size=size, patch_size=PATCH_SIZE),
+        chat_template=_IMAGE_TEMPLATE.replace("<image>", _QWEN_IMAGE),
+    )
+    return processor
+
+
 _PROCESSORS: dict[str, Callable[[], transformers.ProcessorMixin]] = {
     "llava": _llava_processor,
     "idefics3": _idefics3_processor,
     "blip2": _blip2_processor,
     "paddleocr_vl": _paddleocr_vl_processor,
+    "qwen2_vl": lambda: _qwen_vl_processor(transformers.Qwen2VLProcessor),
+    "qwen2_5_vl": lambda: _qwen_vl_processor(transformers.Qwen2_5_VLProcessor),
+    "qwen3_vl": lambda: _qwen_vl_processor(transformers.Qwen3VLProcessor),
 }
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
+from transformers.utils import is_torchvision_available
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine import Completion, Engine
@@ -13,8 +15,14 @@ from workbench.answers import SAMPLING
 from workbench.inside import inside
 from workbench.tiny_models import IMAGE_SIZE
 
-TOWERS = ("vision_model", "vision_tower")
-PROJECTORS = ("connector", "language_projection", "multi_modal_projector", "mlp_AR")
+of_qwen = (
+    pytest.mark.soak,
+    pytest.mark.skipif(not is_torchvision_available(), reason="needs torchvision: make qwen-vl"),
+)
+"""Marks of tests with Qwen's vision models."""
+
+TOWERS = ("vision_model", "vision_tower", "visual")
+PROJECTORS = ("connector", "language_projection", "multi_modal_projector", "mlp_AR", "merger")
 
 
 def picture(seed: int, noise: int = 0) -> Image.Image:
@@ -70,7 +78,8 @@ def count_tower(engine: Engine) -> None:
         modules = dict(worker.model_runner.get_model().named_modules())
         worker.calls = {"tower": 0, "projector": 0}
         for what, names in (("tower", TOWERS), ("projector", PROJECTORS)):
-            (module,) = [m for name, m in modules.items() if name.rpartition(".")[2] in names]
+            by_name = {path.rpartition(".")[2]: module for path, module in modules.items()}
+            module = next(by_name[name] for name in names if name in by_name)
 
             def count(*_: Any, what: str = what) -> None:
                 worker.calls[what] += 1

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 from vllm.config import VllmConfig
 
 DRAFTS = ("ngram", "suffix", "medusa", "draft_model", "eagle", "eagle3", "mtp")
@@ -52,22 +49,7 @@ def unblended_images(config: VllmConfig) -> str | None:
     if options is None:
         return None
     obstacles = {
-        "images' features go into several layers (DeepStack)": _has_deepstack(
-            config.model_config.hf_config.to_dict()
-        ),
         "vLLM hands images on in shared memory": options.mm_processor_cache_type == "shm",
         "vLLM leaves out tokens of videos": options.is_multimodal_pruning_enabled(),
     }
     return next((reason for reason, applies in obstacles.items() if applies), None)
-
-
-def _has_deepstack(config: Mapping[str, Any]) -> bool:
-    """Whether a model's configuration names layers that images' features go into."""
-    return any("deepstack" in str(name) and value for name, value in _settings(config))
-
-
-def _settings(config: Mapping[Any, Any]) -> Iterator[tuple[object, Any]]:
-    for name, value in config.items():
-        yield name, value
-        if isinstance(value, Mapping):
-            yield from _settings(value)

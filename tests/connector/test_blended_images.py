@@ -1,8 +1,8 @@
 """Chunks behind an image: the blend computes the image's rows, with the model's own encoder.
 
 With a model whose images are all rows (LLaVA), one whose images have marks between their rows
-(Idefics 3), and one with M-RoPE (PaddleOCR-VL), where what stands behind an image is at another position
-than its number says.
+(Idefics 3), and those with M-RoPE (PaddleOCR-VL, Qwen's), where what stands behind an image is at another
+position than its number says. In Qwen3-VL an image's features go into several layers (DeepStack).
 """
 
 from __future__ import annotations
@@ -16,12 +16,9 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from transformers import PretrainedConfig
-from vllm.config import ModelConfig, MultiModalConfig, VllmConfig
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange
 
 from semkv_rag.config import ReuseOptions
-from semkv_rag.connector.obstacle import unblended_images
 from semkv_rag.connector.scheduler.admission import ImageRules, note_images
 from semkv_rag.connector.scheduler.owners import Owner
 from semkv_rag.connector.scheduler.tracked import TrackedRequest
@@ -35,7 +32,17 @@ from workbench.chunks import Tokens, store_chunks
 from workbench.engines import Engines, own_on_ranks
 from workbench.fake_device import install
 from workbench.inside import inside
-from workbench.vision import about, ask, count_tower, forget_features, picture, plain, tower_runs
+from workbench.tiny_models import IMAGE_PROMPTS, QWEN_VL
+from workbench.vision import (
+    about,
+    ask,
+    count_tower,
+    forget_features,
+    of_qwen,
+    picture,
+    plain,
+    tower_runs,
+)
 
 FACTS = " a question about the colour of the car is answered from documents that were found" * 3
 NOTES = " who owns this harbour and where does that river end every answer is short" * 3
@@ -48,18 +55,20 @@ MODELS: dict[str, dict[str, Any]] = {
     "llava": {"model_impl": "transformers"},
     "paddleocr_vl": {},
     "idefics3": {},
+    **{arch: {} for arch in QWEN_VL},
 }
 OTHERS = ("llava", "paddleocr_vl")
+RANKS = {"two ranks": {"tensor_parallel_size": 2}, "pipeline": {"pipeline_parallel_size": 2}}
 CASES = [
-    *MODELS,
+    "llava",
+    "paddleocr_vl",
+    "idefics3",
+    *(pytest.param(arch, marks=of_qwen) for arch in QWEN_VL),
+    *(pytest.param(f"{arch}, {how}", marks=of_qwen) for arch in QWEN_VL for how in RANKS),
     *(pytest.param(f"{arch}, on a device", marks=pytest.mark.soak) for arch in OTHERS),
     *(pytest.param(f"{arch}, two ranks", marks=pytest.mark.soak) for arch in OTHERS),
 ]
 """Tensors of a device and of the host do not mix; see `workbench.fake_device`."""
-
-
-def prompt(text: str, seed: int = 0) -> dict[str, Any]:
-    return about(text, *pictures(text, seed))
 
 
 def pictures(text: str, seed: int = 0) -> list[Any]:
@@ -79,6 +88,14 @@ class Stocked:
     def tokens(self) -> int:
         return sum(map(len, self.chunks))
 
+    @property
+    def mark(self) -> str:
+        """What stands for an image in a prompt's text."""
+        return IMAGE_PROMPTS[self.folder.name]
+
+    def prompt(self, text: str, seed: int = 0) -> dict[str, Any]:
+        return about(text, *pictures(text, seed), mark=self.mark)
+
 
 @pytest.fixture(scope="module", params=CASES)
 def stocked(
@@ -88,11 +105,11 @@ def stocked(
     folder = tiny_model(arch)
     options = {"limit_mm_per_prompt": {"image": 4}, **MODELS[arch]}
     options |= {"max_num_batched_tokens": 128, "max_num_seqs": 8}
-    ranks = {"tensor_parallel_size": 2}
+    ranks = RANKS.get(how)
     started = (
-        own_on_ranks(engines, folder, ranks, **options)
-        if how == "two ranks"
-        else engines.own(folder, **options)
+        engines.own(folder, **options)
+        if ranks is None
+        else own_on_ranks(engines, folder, ranks, **options)
     )
     with started as engine:
         assert engine.gate.servable, engine.gate.reason
@@ -101,32 +118,32 @@ def stocked(
         count_tower(engine)
         chunks = [engine.tokenizer(text).input_ids for text in (FACTS, NOTES)]
         store_chunks(engine, chunks, namespace="default")
-        yield Stocked(engine, folder, chunks, 2 if how == "two ranks" else 1)
+        yield Stocked(engine, folder, chunks, 1 if ranks is None else 2)
 
 
 @TEXTS
 def test_recomputing_everything_is_plain(stocked: Stocked, text: str) -> None:
-    expected = plain(stocked.engine, prompt(text))
-    other = plain(stocked.engine, prompt(text, seed=1))
+    expected = plain(stocked.engine, stocked.prompt(text))
+    other = plain(stocked.engine, stocked.prompt(text, seed=1))
     looks = expected.token_ids != other.token_ids or largest_difference(expected, other) > 1e-2
     assert looks, "the model looks at its images"
     stocked.engine.reset_prefix_cache()
-    answer = ask(stocked.engine, prompt(text), ratio=1.0)
+    answer = ask(stocked.engine, stocked.prompt(text), ratio=1.0)
     assert answer.report.recomputed_tokens == answer.report.reused_tokens == stocked.tokens
     assert_same(answer, expected)
-    again = ask(stocked.engine, prompt(text), ratio=1.0)
+    again = ask(stocked.engine, stocked.prompt(text), ratio=1.0)
     assert again.report.cached_tokens > 0
     assert_same(again, expected)
-    assert_same(ask(stocked.engine, prompt(text, seed=1), ratio=1.0), other)
+    assert_same(ask(stocked.engine, stocked.prompt(text, seed=1), ratio=1.0), other)
 
 
 @TEXTS
 def test_none_is_block_diagonal_attention(stocked: Stocked, text: str) -> None:
     reference = ImageModel(stocked.folder)
-    in_text = text.replace("{}", "<image>"), pictures(text)
-    assert_logprobs(plain(stocked.engine, prompt(text)), reference.logprobs(*in_text))
+    in_text = text.replace("{}", stocked.mark), pictures(text)
+    assert_logprobs(plain(stocked.engine, stocked.prompt(text)), reference.logprobs(*in_text))
     stocked.engine.reset_prefix_cache()
-    answer = ask(stocked.engine, prompt(text), selector="none")
+    answer = ask(stocked.engine, stocked.prompt(text), selector="none")
     assert answer.report.reused_tokens == stocked.tokens
     assert answer.report.recomputed_tokens == 0
     expected = reference.logprobs(*in_text, alone=stocked.chunks)
@@ -142,16 +159,16 @@ def test_what_is_in_the_prefix_cache_makes_no_difference(
     """Nor whether the prompt's first blocks, with a part of an image or without, are found there."""
     engine, options = stocked.engine, {"selector": selector, "ratio": 0.2}
     engine.reset_prefix_cache()
-    first = ask(engine, prompt(text), **options)
+    first = ask(engine, stocked.prompt(text), **options)
     assert 0 < first.report.recomputed_tokens < 0.3 * stocked.tokens
-    again = ask(engine, prompt(text), **options)
+    again = ask(engine, stocked.prompt(text), **options)
     assert again.report.cached_tokens > 0
     assert_same(again, first)
     engine.reset_prefix_cache()
-    begun = prompt(text[: text.index("}") + 1], seed=0)
+    begun = stocked.prompt(text[: text.index("}") + 1], seed=0)
     plain_begun = {**begun, "multi_modal_data": {"image": pictures(text)[:1]}}
     engine.generate(plain_begun, sampling=SAMPLING, reuse=ReuseOptions(enabled=False))
-    found = ask(engine, prompt(text), **options)
+    found = ask(engine, stocked.prompt(text), **options)
     assert_same(found, first)
 
 
@@ -162,7 +179,7 @@ def test_an_image_is_encoded_once(stocked: Stocked) -> None:
         engine.reset_prefix_cache()
         forget_features(engine)
         before = tower_runs(engine)
-        ask(engine, prompt(text, seed=2), ratio=0.2)
+        ask(engine, stocked.prompt(text, seed=2), ratio=0.2)
         assert tower_runs(engine) - before == text.count("{}")
 
 
@@ -177,9 +194,9 @@ def test_a_bad_file_behind_an_image(stocked: Stocked, namespace: str, fault: str
         path.unlink()
     else:
         os.truncate(path, path.stat().st_size // 2)
-    expected = plain(engine, prompt(BEHIND))
+    expected = plain(engine, stocked.prompt(BEHIND))
     engine.reset_prefix_cache()
-    answer = ask(engine, prompt(BEHIND), namespace=namespace, selector="none")
+    answer = ask(engine, stocked.prompt(BEHIND), namespace=namespace, selector="none")
     assert answer.report.kv_cache == "miss"
     assert answer.report.reason
     assert_same(answer, expected)
@@ -190,7 +207,7 @@ def test_an_encoder_that_fails(stocked: Stocked) -> None:
     engine = stocked.engine
     if stocked.ranks > 1:
         pytest.skip("a fault of a forward of several ranks is vLLM's own")
-    expected = plain(engine, prompt(BEHIND))
+    expected = plain(engine, stocked.prompt(BEHIND))
     engine.reset_prefix_cache()
     forget_features(engine)
 
@@ -204,7 +221,7 @@ def test_an_encoder_that_fails(stocked: Stocked) -> None:
         model.embed_multimodal = fail
 
     inside(engine, fail_once)
-    answer = ask(engine, prompt(BEHIND), ratio=1.0)
+    answer = ask(engine, stocked.prompt(BEHIND), ratio=1.0)
     assert answer.report.kv_cache == "miss"
     assert answer.report.reason is not None and "out of luck" in answer.report.reason
     assert_same(answer, expected)
@@ -229,12 +246,12 @@ def test_text_that_a_model_counts_in_another_way_is_computed(stocked: Stocked) -
     def count_as_before(worker: Any) -> None:
         del worker.model_runner.get_model().get_mrope_input_positions
 
-    before = plain(engine, prompt(BEHIND))
+    before = plain(engine, stocked.prompt(BEHIND))
     inside(engine, count_by_twos)
     try:
-        expected = plain(engine, prompt(BEHIND))
+        expected = plain(engine, stocked.prompt(BEHIND))
         engine.reset_prefix_cache()
-        answer = ask(engine, prompt(BEHIND), selector="none")
+        answer = ask(engine, stocked.prompt(BEHIND), selector="none")
     finally:
         inside(engine, count_as_before)
         engine.reset_prefix_cache()
@@ -248,7 +265,8 @@ def test_text_that_a_model_counts_in_another_way_is_computed(stocked: Stocked) -
 async def test_several_at_once(stocked: Stocked) -> None:
     texts = [BEHIND, BETWEEN, BEHIND.replace("{}", ""), BETWEEN, BEHIND]
     asked = [
-        prompt(text, seed=number) if "{}" in text else text for number, text in enumerate(texts)
+        stocked.prompt(text, seed=number) if "{}" in text else text
+        for number, text in enumerate(texts)
     ]
     expected = [plain(stocked.engine, one) for one in asked]
     stocked.engine.reset_prefix_cache()
@@ -269,31 +287,14 @@ def test_where_no_blend_computes_images_the_report_says_why(
     options = {"mm_processor_cache_type": "shm", "model_impl": "transformers"}
     with engines.own(tiny_model("llava"), **options) as engine:
         store_chunks(engine, [engine.tokenizer(FACTS).input_ids], namespace="default")
-        answer = ask(engine, prompt(BEHIND), selector="none")
+        asked = about(BEHIND, picture(0))
+        answer = ask(engine, asked, selector="none")
         assert (answer.report.kv_cache, answer.report.reused_tokens) == ("miss", 0)
         assert answer.report.reason == (
             "its stored chunks stand behind an image, whose KV is not stored"
             ": vLLM hands images on in shared memory; the features of the image are not stored"
         )
-        assert_same(answer, plain(engine, prompt(BEHIND)))
-
-
-@pytest.mark.parametrize(
-    ("vision", "found"),
-    [
-        ({}, False),
-        ({"deepstack_visual_indexes": []}, False),
-        ({"deepstack_visual_indexes": [5, 11, 17]}, True),
-    ],
-)
-def test_features_that_go_into_several_layers_are_not_blended(
-    vision: dict[str, Any], found: bool
-) -> None:
-    model = MagicMock(ModelConfig, hf_config=PretrainedConfig(vision_config=vision))
-    model.multimodal_config = MultiModalConfig()
-    reason = unblended_images(MagicMock(VllmConfig, model_config=model))
-    assert (reason == "images' features go into several layers (DeepStack)") is found
-    assert found or reason is None
+        assert_same(answer, plain(engine, asked))
 
 
 IMAGE = MultiModalFeatureSpec(

@@ -21,7 +21,8 @@ from workbench.answers import assert_same
 from workbench.chunks import Tokens, random_tokens, store_chunks
 from workbench.engines import Engines, own_on_ranks
 from workbench.inside import open_chunk_files
-from workbench.tiny_models import LATENT, THREE_ROWS, WINDOWED
+from workbench.tiny_models import LATENT, QWEN_VL, THREE_ROWS, WINDOWED
+from workbench.vision import of_qwen
 
 SAMPLING = {"temperature": 0.0, "max_tokens": 24, "logprobs": 5, "ignore_eos": True}
 REQUESTS = 32
@@ -46,6 +47,7 @@ class Crowd:
     params=[
         "qwen3",
         *(pytest.param(arch, marks=pytest.mark.soak) for arch in IN_SOAK),
+        *(pytest.param(arch, marks=of_qwen) for arch in QWEN_VL),
     ],
 )
 def crowd(

@@ -7,7 +7,7 @@ Windows are of 32 tokens and prompts of some 300, so that nothing here is right 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,11 +22,12 @@ from workbench.chunks import Tokens, random_tokens, store_chunks
 from workbench.engines import Engines
 from workbench.fake_device import install
 from workbench.inside import inside, picked_positions
-from workbench.tiny_models import LATENT, THREE_ROWS, WINDOW, WINDOWED
+from workbench.tiny_models import LATENT, QWEN_VL, THREE_ROWS, WINDOW, WINDOWED
+from workbench.vision import of_qwen
 
 PREFIX = random_tokens(900, 50)
 OTHER = random_tokens(899, 40)
-KINDS = (*WINDOWED, *LATENT, *THREE_ROWS)
+KINDS = (*WINDOWED, *LATENT, *THREE_ROWS, *QWEN_VL)
 ONE_GROUP = {"disable_hybrid_kv_cache_manager": True}
 """Without vLLM's hybrid KV cache manager: the blocks of all tokens are kept in all layers."""
 CASES: dict[str, tuple[str, dict[str, object]]] = {
@@ -39,6 +40,12 @@ ON_DEVICE = tuple(f"{arch}, on a device" for arch in KINDS)
 """Tensors of a device and of the host do not mix; see `workbench.fake_device`."""
 CASES |= {case: (arch, {}) for case, arch in zip(ON_DEVICE, KINDS, strict=True)}
 IN_SOAK = ("gemma2_sliding, one group", "mistral_sliding, one group", *ON_DEVICE)
+
+
+def marks(case: str) -> Sequence[pytest.MarkDecorator]:
+    if CASES[case][0] in QWEN_VL:
+        return of_qwen
+    return [pytest.mark.soak] if case in IN_SOAK else []
 
 
 class Stocked(Pair):
@@ -61,9 +68,7 @@ class Stocked(Pair):
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(case, marks=[pytest.mark.soak] * (case in IN_SOAK), id=case) for case in CASES
-    ],
+    params=[pytest.param(case, marks=marks(case), id=case) for case in CASES],
 )
 def stocked(
     request: pytest.FixtureRequest, engines: Engines, tiny_model: Callable[[str], Path]

@@ -9,7 +9,7 @@ import pytest
 
 from workbench.pages import tables
 from workbench.settings import ROOT
-from workbench.tiny_models import ARCHITECTURES, LATENT, THREE_ROWS, UNSERVABLE, WINDOWED
+from workbench.tiny_models import ARCHITECTURES, LATENT, QWEN_VL, THREE_ROWS, UNSERVABLE, WINDOWED
 
 PAGE = ROOT / "docs" / "models.md"
 ROWS = {row[1].strip("`"): row for row in tables(PAGE, "Tested")[0]}
@@ -18,17 +18,18 @@ ROWS = {row[1].strip("`"): row for row in tables(PAGE, "Tested")[0]}
 def named_in(file: str) -> set[str]:
     """The small models that a test file names."""
     text = (ROOT / "tests" / file).read_text(encoding="utf-8")
-    return set(re.findall(r'"(\w+)"', text)) & ARCHITECTURES.keys()
+    named = set(re.findall(r'"(\w+)"', text)) & ARCHITECTURES.keys()
+    return named | (QWEN_VL.keys() if "QWEN_VL" in text else set())
 
 
 SERVED = named_in("connector/test_architectures.py")
-KINDS = (*WINDOWED, *LATENT, *THREE_ROWS)
+KINDS = (*WINDOWED, *LATENT, *THREE_ROWS, *QWEN_VL)
 """Those of test_layer_kinds.py."""
 COLUMNS = {
     3: {*SERVED, *KINDS},
     4: {*named_in("connector/test_against_references.py"), *KINDS},
     5: {*SERVED, *KINDS},
-    6: named_in("connector/test_several_ranks.py"),
+    6: named_in("connector/test_several_ranks.py") | QWEN_VL.keys(),  # in test_blended_images.py
     8: named_in("connector/test_8_bit_cache.py"),
 }
 """The small models that run, by the column that says so."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -20,15 +21,16 @@ from workbench.answers import SAMPLING, assert_same, largest_difference
 from workbench.chunks import store_chunks
 from workbench.engines import Engines
 from workbench.inside import inside
+from workbench.tiny_models import IMAGE_PROMPTS, QWEN_VL
+from workbench.vision import about as prompt_about
 from workbench.vision import (
-    about,
     ask,
     count_tower,
     forget_features,
+    of_qwen,
     picture,
     plain,
     settle,
-    tower_calls,
     tower_runs,
 )
 
@@ -40,9 +42,21 @@ BETWEEN = "here is one : " + FACTS + "{} and another : " + NOTES + "{}" + QUESTI
 BEHIND = "here it is : {}" + FACTS + QUESTION
 
 
+@pytest.fixture(
+    scope="module",
+    params=["paddleocr_vl", *(pytest.param(arch, marks=of_qwen) for arch in QWEN_VL)],
+)
+def model(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> Path:
+    return tiny_model(request.param)
+
+
+Asked: TypeAlias = Callable[..., dict[str, Any]]
+"""A prompt whose `{}` are these pictures."""
+
+
 @pytest.fixture(scope="module")
-def model(tiny_model: Callable[[str], Path]) -> Path:
-    return tiny_model("paddleocr_vl")
+def about(model: Path) -> Asked:
+    return partial(prompt_about, mark=IMAGE_PROMPTS[model.name])
 
 
 def start(engines: Engines, model: Path, **options: Any) -> Engine:
@@ -72,13 +86,13 @@ def forget(engine: Engine) -> None:
     forget_features(engine)
 
 
-def test_the_model_looks_at_its_images(engine: Engine) -> None:
+def test_the_model_looks_at_its_images(engine: Engine, about: Asked) -> None:
     """Else the tests below could not fail."""
     one, other = (plain(engine, about(BEFORE, picture(seed))) for seed in (1, 2))
     assert one.token_ids != other.token_ids or largest_difference(one, other) > 0.1
 
 
-def test_what_stands_behind_an_image_is_moved_by_its_edge(engine: Engine) -> None:
+def test_what_stands_behind_an_image_is_moved_by_its_edge(engine: Engine, about: Asked) -> None:
     """So the number of a token behind it is not its position."""
 
     def watch(worker: Any) -> None:
@@ -97,7 +111,7 @@ def test_what_stands_behind_an_image_is_moved_by_its_edge(engine: Engine) -> Non
 
 @pytest.mark.parametrize("text", [BEFORE, BETWEEN], ids=["one image", "two images"])
 def test_chunks_before_and_behind_images_are_reused(
-    engine: Engine, namespace: str, stored: dict[str, int], text: str
+    engine: Engine, namespace: str, stored: dict[str, int], text: str, about: Asked
 ) -> None:
     there = sum(tokens for chunk, tokens in stored.items() if chunk in text)
     asked = about(text, *map(picture, range(3, 3 + text.count("{}"))))
@@ -115,7 +129,7 @@ def test_chunks_before_and_behind_images_are_reused(
 
 
 def test_features_that_a_blend_computed_are_stored_and_loaded(
-    engine: Engine, namespace: str, stored: dict[str, int]
+    engine: Engine, namespace: str, stored: dict[str, int], about: Asked
 ) -> None:
     asked = about(BEHIND, picture(5))
     expected = plain(engine, asked)
@@ -132,7 +146,7 @@ def test_features_that_a_blend_computed_are_stored_and_loaded(
 
 
 def test_an_image_whose_features_cannot_be_read_is_computed(
-    engine: Engine, namespace: str, stored: dict[str, int]
+    engine: Engine, namespace: str, stored: dict[str, int], about: Asked
 ) -> None:
     """Also where a blend needs them."""
     assert engine.store is not None
@@ -149,7 +163,7 @@ def test_an_image_whose_features_cannot_be_read_is_computed(
     assert_same(answer, first)
 
 
-def test_a_prompt_with_an_image_is_not_stored(engine: Engine, namespace: str) -> None:
+def test_a_prompt_with_an_image_is_not_stored(engine: Engine, namespace: str, about: Asked) -> None:
     """Its keys have turned by the grid's positions, and nothing in the store says so."""
     assert engine.store is not None
     for _ in range(3):
@@ -163,7 +177,9 @@ def test_a_prompt_with_an_image_is_not_stored(engine: Engine, namespace: str) ->
     assert list(engine.store.chunks(namespace=namespace)), "one without an image is"
 
 
-async def test_several_at_once(engine: Engine, namespace: str, stored: dict[str, int]) -> None:
+async def test_several_at_once(
+    engine: Engine, namespace: str, stored: dict[str, int], about: Asked
+) -> None:
     prompts = [about(BEFORE, picture(7)), about(BEHIND, picture(8)), FACTS + NOTES + QUESTION]
     references = [plain(engine, one) for one in prompts]
     forget(engine)
@@ -195,15 +211,15 @@ def test_a_model_whose_text_stands_elsewhere_is_refused(engine: Engine) -> None:
 
 
 def test_features_of_a_seen_image_are_loaded_in_a_new_process(
-    engines: Engines, model: Path, tmp_path: Path
+    engines: Engines, model: Path, tmp_path: Path, about: Asked
 ) -> None:
     with start(engines, model, store=tmp_path) as first:
         ask(first, about(BEFORE, picture(9)))
-        assert tower_calls(first) == 1
+        assert tower_runs(first) == 1
         settle(first)
     with start(engines, model, store=tmp_path) as second:
         asked = about(BEHIND, picture(9))
         answer = ask(second, asked)
-        assert tower_calls(second) == 0
+        assert tower_runs(second) == 0
         assert (answer.report.tiers["fusion"], answer.report.images_loaded) == ("hit", 1)
         assert_same(answer, plain(second, asked))

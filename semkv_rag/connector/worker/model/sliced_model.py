@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -31,6 +32,23 @@ Attention: TypeAlias = ScatteredAttention | RowAttention
 
 class _Filled(Exception):
     """Stops a forward: nobody reads what else it would compute."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Shown:
+    """What images bring for the tokens of some slices.
+
+    Attributes:
+        tokens: which of them stand for a row of an image, bool [tokens], on the CPU.
+        features: of these rows, [rows, width], image by image.
+    """
+
+    tokens: Tensor
+    features: list[Tensor]
+
+    def nothing(self) -> _Shown:
+        """The same of images with nothing in them."""
+        return _Shown(self.tokens, [torch.zeros_like(rows) for rows in self.features])
 
 
 class SlicedModel:
@@ -133,11 +151,17 @@ class SlicedModel:
         tokens = [token for one in slices for token in one.tokens]
         metadata, slots = self.attention.metadata(slices)
         states = self.ranks.receive()
-        given: dict[str, Any] = {"input_ids": torch.tensor(tokens, device=self.paged.device)}
+        ids = torch.tensor(tokens, device=self.paged.device)
+        given: dict[str, Any] = {"input_ids": ids}
+        shown: _Shown | None = None
         if states is None:
-            given |= self._embedded(slices, given["input_ids"])
+            shown = _images_in(slices)
         else:
             given["intermediate_tensors"] = states
+        if shown is not None:
+            given["inputs_embeds"] = self._embed(ids, shown)
+            if not getattr(self._model, "requires_raw_input_tokens", False):
+                given["input_ids"] = None
         with (
             self._adapted(slices),
             self._kernels.used(),
@@ -150,7 +174,14 @@ class SlicedModel:
                 skip_compiled=True,
             ),
         ):
-            output = self._model(positions=_positions(slices) + rotary_shift, **given)
+            try:
+                output = self._model(positions=_positions(slices) + rotary_shift, **given)
+            except BaseException:
+                if shown is not None:
+                    # Models with DeepStack keep an image's features until a forward has read them. The
+                    # next one is another's, so features of nothing take their place.
+                    self._embed(ids, shown.nothing())
+                raise
         if isinstance(output, IntermediateTensors):
             self.ranks.hand_on(output)
             return None
@@ -158,31 +189,30 @@ class SlicedModel:
         hidden: Tensor = output[0] if isinstance(output, tuple) else output
         return hidden
 
-    def _embedded(self, slices: Sequence[Slice], ids: Tensor) -> dict[str, Any]:
-        """What the model is given beside or in place of tokens, where some stand for images."""
-        if all(one.images is None for one in slices):
-            return {}
-        shows, rows = [], []
-        for one in slices:
-            if one.images is None:
-                shows.append(torch.zeros(len(one.positions), dtype=torch.bool))
-            else:
-                shown, found = one.images.embeddings(one.positions)
-                shows.append(shown)
-                rows += found
-        if not rows:
-            return {}
+    def _embed(self, ids: Tensor, shown: _Shown) -> Tensor:
         model: Any = self._model
-        embedded = model.embed_input_ids(
-            ids, multimodal_embeddings=rows, is_multimodal=torch.cat(shows)
+        embeddings: Tensor = model.embed_input_ids(
+            ids, multimodal_embeddings=shown.features, is_multimodal=shown.tokens
         )
-        raw = getattr(model, "requires_raw_input_tokens", False)
-        return {"inputs_embeds": embedded} | ({} if raw else {"input_ids": None})
+        return embeddings
 
     def _adapted(self, slices: Sequence[Slice]) -> contextlib.AbstractContextManager[None]:
         if self.adapters is None:
             return contextlib.nullcontext()
         return self.adapters.computing([(one.adapter, len(one.positions)) for one in slices])
+
+
+def _images_in(slices: Sequence[Slice]) -> _Shown | None:
+    """What the slices' images bring, or None."""
+    tokens, features = [], []
+    for one in slices:
+        if one.images is None:
+            tokens.append(torch.zeros(len(one.positions), dtype=torch.bool))
+        else:
+            shows, rows = one.images.embeddings(one.positions)
+            tokens.append(shows)
+            features += rows
+    return _Shown(torch.cat(tokens), features) if features else None
 
 
 def _positions(slices: Sequence[Slice]) -> Tensor:
