@@ -31,6 +31,14 @@ def ask_command(
         ),
     ] = None,
     prefix: Annotated[str, typer.Option(help="The text the prompt starts with.")] = "",
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--no-chat",
+            help="Send the prompt as a user's message, through the model's chat template.",
+            show_default="where there is one",
+        ),
+    ] = None,
     namespace: options.Namespace = DEFAULT_NAMESPACE,
     preset: options.Preset = None,
     ratio: options.Ratio = None,
@@ -46,8 +54,8 @@ def ask_command(
 ) -> None:
     """Answer a question behind documents, out of their stored KV.
 
-    The prompt is the prefix, the documents and the question, with an empty line between. With --json
-    the reuse report is printed too.
+    The prompt is the prefix, the documents and the question, with an empty line between. Models with a
+    chat template are sent it as a user's message. With --json the reuse report is printed too.
     """
     check_writable("--html", html)
     reuse = options.reuse_options(
@@ -60,7 +68,7 @@ def ask_command(
         token_map=html is not None or show_map,
     )
     parts = [prefix, *(read_document(path) for path in context or ()), question]
-    prompt = "\n\n".join(part for part in parts if part)
+    text = "\n\n".join(part for part in parts if part)
     arguments = options.engine_args(engine_arg)
     check_model(model, arguments.get("download_dir"))
     if (adapter := lora_of(lora)) is not None:
@@ -70,6 +78,10 @@ def ask_command(
 
         place = options.place(store, cache_dir, cache_bytes)
         with Engine(model, store=place, index_url=index_url, reuse=reuse, **arguments) as engine:
+            through_template = engine.has_chat_template if chat is None else chat
+            prompt: str | list[int] = text
+            if through_template:
+                prompt = engine.tokens_of([{"role": "user", "content": text}])
             completion = engine.generate(
                 prompt,
                 sampling={"temperature": 0.0, "max_tokens": max_tokens},

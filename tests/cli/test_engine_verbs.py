@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from tests.cli.conftest import Semkv
 from workbench.tiny_models import build_tiny_model
@@ -42,7 +43,7 @@ def test_from_documents_to_an_answer(semkv: Semkv, folder: Path, tmp_path: Path)
     common = ["--model", model, "--store", store]
     for name, value in ENGINE_ARGS.items():
         common += ["--engine-arg", f"{name}={value}"]
-    chunking = ["--chunk-tokens", 64, "--prefix", PREFIX]
+    chunking = ["--chunk-tokens", 64, "--prefix", PREFIX, "--chat"]
 
     told = semkv("precompute", folder, *common, *chunking, "--dry-run", "--json")
     assert told.code == 1, "a document cannot be read"
@@ -105,7 +106,7 @@ def test_from_documents_to_an_answer(semkv: Semkv, folder: Path, tmp_path: Path)
     assert {one["text"] for one in explained.data["candidates"]} == {asked, f"{asked} and why"}
 
     looked = ["--html", tmp_path / "prompt.html"]
-    shown = semkv("explain", f"{PREFIX} {asked}", *common, *looked, "--map")
+    shown = semkv("explain", f"{PREFIX} {asked}", *common, *looked, "--map", "--chat")
     assert shown.code == 0
     assert "tokens; of them stored" in shown.out
     assert "loaded, exact" in shown.out
@@ -118,6 +119,26 @@ def test_from_documents_to_an_answer(semkv: Semkv, folder: Path, tmp_path: Path)
     healthy = semkv("doctor", *common)
     assert healthy.code == 0, healthy.out
     assert "model: " in healthy.out
+
+
+@pytest.mark.engine
+def test_a_question_goes_through_the_chat_template(semkv: Semkv, tmp_path: Path) -> None:
+    model = build_tiny_model("qwen3", tmp_path / "model")
+    common = ["--model", model, "--store", tmp_path / "store"]
+    for name, value in ENGINE_ARGS.items():
+        common += ["--engine-arg", f"{name}={value}"]
+    ask: list[object] = ["ask", "who keeps the keys", *common, "--off", "--max-tokens", 1, "--json"]
+    told, raw = semkv(*ask).data, semkv(*ask, "--no-chat").data
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    message = tokenizer("user: who keeps the keys\nassistant:").input_ids
+    assert told["prompt_tokens"] == len(message)
+    assert raw["prompt_tokens"] == len(tokenizer("who keeps the keys").input_ids)
+    without = build_tiny_model("qwen3", tmp_path / "without")
+    (without / "chat_template.jinja").unlink()
+    ask[ask.index(model)] = without
+    refused = semkv(*ask, "--chat")
+    assert refused.code == 2
+    assert "chat template" in refused.err
 
 
 @pytest.mark.engine
