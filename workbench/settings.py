@@ -21,6 +21,7 @@ ENGINE_ARGS: dict[str, Any] = {
 # vLLM's kernels for AMX take no float32.
 ARGS_OF_MODEL: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"attention_backend": "CPU_MLA"},
+    "deepseek_v3": {"attention_backend": "CPU_MLA"},
     "deepseek_unscaled": {"attention_backend": "CPU_MLA"},
 }
 """By a small model's name."""

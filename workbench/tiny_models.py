@@ -159,6 +159,31 @@ def _deepseek_v2() -> transformers.PretrainedConfig:
     )
 
 
+def _deepseek_v3() -> transformers.PretrainedConfig:
+    # V2's latents, other experts: chosen by group, with a bias of their own. Kimi K2 is of this class.
+    latents = _deepseek_v2()
+    return transformers.DeepseekV3Config(
+        **SHAPE | {"num_key_value_heads": 4},
+        **TOKENS,
+        q_lora_rank=64,
+        kv_lora_rank=512,
+        qk_nope_head_dim=64,
+        qk_rope_head_dim=64,
+        v_head_dim=64,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        first_k_dense_replace=1,
+        n_group=4,
+        topk_group=2,
+        # What the models' own configurations say, and vLLM reads.
+        topk_method="noaux_tc",
+        scoring_func="sigmoid",
+        rope_parameters=latents.rope_parameters,
+    )
+
+
 def _deepseek_unscaled() -> transformers.PretrainedConfig:
     config = _deepseek_v2()
     config.rope_parameters = {"rope_type": "default", "rope_theta": 10_000.0}
@@ -336,7 +361,10 @@ WINDOWED: dict[str, Callable[[], transformers.PretrainedConfig]] = {
 }
 """Those with sliding windows, which are shorter than what the tests ask."""
 
-LATENT: dict[str, Callable[[], transformers.PretrainedConfig]] = {"deepseek_v2": _deepseek_v2}
+LATENT: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    "deepseek_v2": _deepseek_v2,
+    "deepseek_v3": _deepseek_v3,
+}
 """Those with multi-head latent attention."""
 
 THREE_ROWS: dict[str, Callable[[], transformers.PretrainedConfig]] = {

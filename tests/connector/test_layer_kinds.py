@@ -39,7 +39,12 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
 ON_DEVICE = tuple(f"{arch}, on a device" for arch in KINDS)
 """Tensors of a device and of the host do not mix; see `workbench.fake_device`."""
 CASES |= {case: (arch, {}) for case, arch in zip(ON_DEVICE, KINDS, strict=True)}
-IN_SOAK = ("gemma2_sliding, one group", "mistral_sliding, one group", *ON_DEVICE)
+IN_SOAK = (
+    "gemma2_sliding, one group",
+    "mistral_sliding, one group",
+    "deepseek_v3",
+    *ON_DEVICE,
+)
 
 
 def marks(case: str) -> Sequence[pytest.MarkDecorator]:
