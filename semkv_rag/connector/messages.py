@@ -74,7 +74,7 @@ class BlendTask:
         no_room: in words, why its blocks cannot be filled, if they cannot.
         behind: the prompt's next tokens, with which the blend sees whether the model gives numbers. Empty
             where the request's first forward tells, and vLLM takes the request back.
-        images: those of which it computes rows, in prompt order.
+        images: those of which it computes rows, or which say where tokens stand; in prompt order.
     """
 
     request_id: str

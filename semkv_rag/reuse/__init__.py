@@ -3,9 +3,9 @@
 from semkv_rag.reuse.conversations import Conversations
 from semkv_rag.reuse.images import (
     ImageRows,
-    blended_images,
     first_to_compute,
     image_key,
+    images_in_blend,
     tell_images_apart,
 )
 from semkv_rag.reuse.matcher import ChunkIndex
@@ -22,9 +22,9 @@ __all__ = [
     "Span",
     "StoredTokens",
     "TokenArray",
-    "blended_images",
     "first_to_compute",
     "image_key",
+    "images_in_blend",
     "make_plan",
     "tell_images_apart",
     "token_array",

@@ -36,14 +36,21 @@ class ImageRows:
         key: from `image_key`.
         positions: of the tokens that stand for its embeddings, [rows], ascending.
         blended: whether a blend may compute them.
+        on_grid: whether they stand on a grid, and text behind them at other positions than its number
+            (M-RoPE).
+        from_store: whether its KV may come from the store.
     """
 
     key: str
     positions: NDArray[np.int64]
     blended: bool = False
+    on_grid: bool = False
+    from_store: bool = True
 
     def first_to_compute(self, spans: Sequence[Span]) -> int | None:
-        """The first of its rows that no exact span covers, or None."""
+        """The first of its rows whose KV does not come out of an exact span, or None."""
+        if not self.from_store:
+            return int(self.positions[0])
         covered = np.zeros(len(self.positions), dtype=bool)
         for span in spans:
             if span.exact:
@@ -76,10 +83,17 @@ def first_to_compute(spans: Sequence[Span], images: Sequence[ImageRows]) -> int 
     return next((first for first in firsts if first is not None), None)
 
 
-def blended_images(plan: ReusePlan, images: Sequence[ImageRows]) -> list[int]:
-    """Which images have rows that a plan's blend computes, by their numbers in `images`."""
-    return [
-        number
-        for number, image in enumerate(images)
-        if (first := image.first_to_compute(plan.spans)) is not None and first < plan.covered
-    ]
+def images_in_blend(plan: ReusePlan, images: Sequence[ImageRows]) -> dict[int, bool]:
+    """The images that a plan's blend has to know, by their numbers in `images`.
+
+    Returns:
+        Whether it computes rows of them. Others stand on a grid, and say where tokens behind them are.
+    """
+    computed: dict[int, bool] = {}
+    for number, image in enumerate(images):
+        first = image.first_to_compute(plan.spans)
+        if first is not None and first < plan.covered:
+            computed[number] = True
+        elif image.on_grid and image.positions[0] < plan.covered:
+            computed[number] = False
+    return computed

@@ -24,7 +24,7 @@ from semkv_rag.connector.scheduler.owners import Owner
 from semkv_rag.connector.scheduler.tracked import TrackedRequest
 from semkv_rag.engine import Engine
 from semkv_rag.report import ReuseReport
-from semkv_rag.reuse import image_key
+from semkv_rag.reuse import Span, first_to_compute, image_key
 from tests.connector.pairs import assert_logprobs
 from tests.reference import ImageModel
 from workbench.answers import SAMPLING, assert_same, largest_difference
@@ -325,4 +325,29 @@ def test_which_images_are_blended(
     note_images(tracked, rules, near, store=False)
     (image,) = tracked.images
     assert image.blended is blended
+    assert image.from_store
     assert image.positions.tolist() == [7, 8, 9, 10]
+
+
+@pytest.mark.parametrize(
+    ("feature", "near", "from_store"),
+    [
+        (IMAGE, {}, True),
+        (replace(IMAGE, modality="video"), {}, True),
+        (IMAGE, {image_key("a picture"): image_key("its like")}, False),
+        (replace(IMAGE, data=None), {}, False),
+    ],
+    ids=["alone", "a video", "taken for another", "without data"],
+)
+def test_which_images_on_a_grid_have_their_kv_from_the_store(
+    feature: MultiModalFeatureSpec, near: dict[str, str], from_store: bool
+) -> None:
+    """Those whose grid is known to be that of what is stored; else a plan ends before them."""
+    tracked = TrackedRequest(
+        MagicMock(mm_features=[feature]), ReuseOptions(), ReuseReport("miss", 20), Owner("")
+    )
+    note_images(tracked, ImageRules(grids=True, stored=True), near, store=False)
+    (image,) = tracked.images
+    assert image.from_store is from_store
+    everything = [Span("a", 0, 0, 20, exact=True)]
+    assert first_to_compute(everything, [image]) == (None if from_store else 7)

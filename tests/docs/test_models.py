@@ -34,7 +34,7 @@ COLUMNS = {
 }
 """The small models that run, by the column that says so."""
 IMAGES = {
-    "KV": named_in("engine/test_images.py"),
+    "KV": {*named_in("engine/test_images.py"), *named_in("engine/test_image_grids.py")},
     "features": {
         *named_in("engine/test_fusion.py"),
         *named_in("engine/test_image_grids.py"),

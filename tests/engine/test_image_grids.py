@@ -163,18 +163,70 @@ def test_an_image_whose_features_cannot_be_read_is_computed(
     assert_same(answer, first)
 
 
-def test_a_prompt_with_an_image_is_not_stored(engine: Engine, namespace: str, about: Asked) -> None:
-    """Its keys have turned by the grid's positions, and nothing in the store says so."""
-    assert engine.store is not None
+def stored_by_asking(engine: Engine, asked: dict[str, Any], namespace: str) -> None:
+    """Have the prompt cache store a prompt: what is asked a third time is worth it."""
     for _ in range(3):
         forget(engine)
-        ask(engine, about(BEHIND, picture(6)), namespace=namespace)
+        ask(engine, asked, namespace=namespace)
     settle(engine)
-    assert not list(engine.store.chunks(namespace=namespace))
-    for _ in range(3):
-        ask(engine, FACTS + QUESTION, namespace=namespace)
-    settle(engine)
-    assert list(engine.store.chunks(namespace=namespace)), "one without an image is"
+
+
+def test_a_prompt_with_an_image_is_stored_and_found(
+    engine: Engine, namespace: str, about: Asked
+) -> None:
+    """Behind all that is the same its keys have turned by the same positions."""
+    asked = about(BEHIND, picture(6))
+    expected = plain(engine, asked)
+    stored_by_asking(engine, asked, namespace)
+    for text in (BEHIND, BEHIND + " and where does it stand"):
+        forget(engine)
+        before = tower_runs(engine)
+        answer = ask(engine, about(text, picture(6)), namespace=namespace)
+        report = answer.report
+        assert report.exact_tokens > 60, report
+        assert report.reused_tokens == 0, report
+        assert tower_runs(engine) == before
+        assert report.tiers["fusion"] == "skip"
+        assert_same(answer, plain(engine, about(text, picture(6))))
+    forget(engine)
+    other = ask(engine, about(BEHIND, picture(16)), namespace=namespace)
+    assert other.report.exact_tokens < 10, "text before another image"
+    assert_same(other, plain(engine, about(BEHIND, picture(16))))
+    assert_same(ask(engine, asked, namespace=namespace), expected)
+
+
+def test_chunks_behind_an_image_whose_kv_is_stored(
+    engine: Engine, namespace: str, stored: dict[str, int], about: Asked
+) -> None:
+    """The image is not computed, and says where they stand."""
+    begin = about(BEHIND[: BEHIND.index("}") + 1] + " is it new or old ?", picture(7))
+    stored_by_asking(engine, begin, namespace)
+    asked = about(BEHIND, picture(7))
+    reference = plain(engine, asked)
+    for options in ({"ratio": 1.0}, {"selector": "none"}):
+        forget(engine)
+        before = tower_runs(engine)
+        answer = ask(engine, asked, namespace=namespace, **options)
+        report = answer.report
+        assert 0 < report.exact_tokens < report.reused_tokens, report
+        assert report.reused_tokens > 0.8 * stored[FACTS]
+        assert tower_runs(engine) == before
+        if report.recomputed_tokens:
+            assert_same(answer, reference)
+        else:
+            assert largest_difference(answer, reference) > 1e-3
+
+
+def test_where_the_same_text_stands_behind_another_image_it_is_computed(
+    engine: Engine, namespace: str, about: Asked
+) -> None:
+    """As far as it is stored behind an image alone."""
+    stored_by_asking(engine, about(BEHIND, picture(8)), namespace)
+    for asked in (about(BEHIND, picture(18)), BEHIND.replace("{}", "")):
+        forget(engine)
+        answer = ask(engine, asked, namespace=namespace, selector="none")
+        assert answer.report.reused_tokens < 10, answer.report
+        assert_same(answer, plain(engine, asked))
 
 
 async def test_several_at_once(
@@ -219,7 +271,7 @@ def test_features_of_a_seen_image_are_loaded_in_a_new_process(
         settle(first)
     with start(engines, model, store=tmp_path) as second:
         asked = about(BEHIND, picture(9))
-        answer = ask(second, asked)
+        answer = ask(second, asked, ratio=1.0)
         assert tower_runs(second) == 0
         assert (answer.report.tiers["fusion"], answer.report.images_loaded) == ("hit", 1)
         assert_same(answer, plain(second, asked))

@@ -1,4 +1,4 @@
-"""An image of which a blend computes rows, on its way from the scheduler to the workers."""
+"""An image that a blend has to know, on its way from the scheduler to the workers."""
 
 from __future__ import annotations
 

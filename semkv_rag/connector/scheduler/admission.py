@@ -6,7 +6,8 @@ images come from the store under names that are given here (`images.identifiers`
 for a stored one that looks like it, all of this follows the stored one, and the blocks from there on are
 that request's alone; no blend computes its rows, and a plan ends before it. So it does before videos and
 audio. In models with M-RoPE an image's tokens stand on a grid, and what is behind it at other positions
-than its number in the prompt, which is what a store has. So their prompts with images are not stored.
+than its number in the prompt. Its KV is stored as it is, and used where all before it is the same, and so
+the positions are; not where it is taken for another one, whose grid may differ.
 """
 
 from __future__ import annotations
@@ -131,10 +132,17 @@ def note_images(
         donor = near.get(key) if rules.stored else None
         if donor is not None and tracked.first_near is None:
             tracked.first_near = feature.mm_position.offset
-        # Without its data vLLM has its features from elsewhere.
-        known = feature.modality == "image" and feature.data is not None
-        blended = known and donor is None and rules.unblended is None
-        tracked.images.append(rows_of(donor or key, feature.mm_position, blended=blended))
+        # Without its data vLLM has its features from elsewhere, and nobody knows its grid.
+        known = feature.data is not None and rules.unblended is None and donor is None
+        tracked.images.append(
+            rows_of(
+                donor or key,
+                feature.mm_position,
+                blended=known and feature.modality == "image",
+                on_grid=rules.grids,
+                from_store=known or not rules.grids,
+            )
+        )
         if rules.stored:
             names.append(state_identifier(tracked.options.namespace, key, donor, save=store))
     return names

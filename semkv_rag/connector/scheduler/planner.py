@@ -141,8 +141,6 @@ class RequestPlanner:
     def _admit(self, request: Request) -> None:
         params, skip = wishes_in(request, any_namespace=self._request_namespace)
         capture = params.pop(CAPTURE_KEY, None)
-        if self._images.grids and request.mm_features:
-            capture = None
         near = params.pop(NEAR_IMAGES_KEY, {})
         store_images = bool(params.pop(STORE_IMAGES_KEY, False))
         answer = int(params.pop(ANSWER_TOKENS_KEY, 0))
@@ -161,6 +159,8 @@ class RequestPlanner:
         self._requests[request.request_id] = tracked
         if skip is None and options.enabled and request.mm_features:
             tracked.names = note_images(tracked, self._images, near, store=store_images)
+            if not all(image.from_store for image in tracked.images):
+                tracked.capture = None
         plain_reason: PlainReason = "request" if options.enabled else "off"
         skip = skip or obstacle(tracked, self._images) or tracked.owner.obstacle
         if skip is None:

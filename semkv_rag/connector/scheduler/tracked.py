@@ -22,7 +22,7 @@ from semkv_rag.reuse import (
     ReusePlan,
     Span,
     TokenArray,
-    blended_images,
+    images_in_blend,
     tell_images_apart,
     token_array,
 )
@@ -118,8 +118,10 @@ class TrackedRequest:
         assert self.plan is not None
         features = self.request.mm_features
         images = tuple(
-            BlendImage(features[number]) if lookup is None else lookup.blended(self.request, number)
-            for number in blended_images(self.plan, self.images)
+            lookup.blended(self.request, number)
+            if computed and lookup is not None
+            else BlendImage(features[number])
+            for number, computed in images_in_blend(self.plan, self.images).items()
         )
         return BlendTask(
             request_id=self.request.request_id,

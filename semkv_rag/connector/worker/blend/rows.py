@@ -32,7 +32,7 @@ class BlendRows:
         spans: in prompt order, cut where the blend begins.
         candidates: the reused rows that are not exact, [candidates], int64.
         fresh: the rows that no span covers, [fresh], int64.
-        images: of which rows are computed; None where there are none.
+        images: what images bring, and where they have the tokens stand; None where there are none.
     """
 
     start: int
@@ -54,8 +54,12 @@ class BlendRows:
         spans = [cut for span in task.plan.spans if (cut := _from(start, span)) is not None]
         reused = torch.zeros(len(positions), dtype=torch.bool, device=paged.device)
         exact = reused.clone()
-        if images is not None:  # stored keys move to where the model has the tokens
-            spans = [replace(one, base=one.base - images.offset(one.dst, one.end)) for one in spans]
+        if images is not None:
+            # Stored keys move to where the model has the tokens. Exact ones are there.
+            spans = [
+                one if one.exact else replace(one, base=one.base - images.offset(one.dst, one.end))
+                for one in spans
+            ]
         for span in spans:
             (exact if span.exact else reused)[span.dst - start : span.end - start] = True
         return cls(

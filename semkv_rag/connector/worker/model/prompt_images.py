@@ -1,4 +1,4 @@
-"""The images of a prompt that a blend computes: what they are embedded as, and where its tokens stand.
+"""The images of a prompt that is blended: what they are embedded as, and where its tokens stand.
 
 vLLM computes an image's features in the step that computes its rows. A blend computes them itself, with
 the model's own encoder, or has them from the store. They live as long as the blend: vLLM's cache of
