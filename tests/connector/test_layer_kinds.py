@@ -145,7 +145,7 @@ def assert_as_reference(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("arch", KINDS)
+@pytest.mark.parametrize("arch", [pytest.param(arch, marks=marks(arch)) for arch in KINDS])
 def test_bfloat16_gives_the_same_tokens(
     arch: str, engines: Engines, tiny_model: Callable[[str], Path]
 ) -> None:
