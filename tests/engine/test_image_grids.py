@@ -214,7 +214,8 @@ def test_chunks_behind_an_image_whose_kv_is_stored(
         if report.recomputed_tokens:
             assert_same(answer, reference)
         else:
-            assert largest_difference(answer, reference) > 1e-3
+            other = answer.token_ids != reference.token_ids
+            assert other or largest_difference(answer, reference) > 1e-3
 
 
 def test_where_the_same_text_stands_behind_another_image_it_is_computed(
