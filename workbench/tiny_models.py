@@ -9,6 +9,7 @@ so that attention is peaked and another context gives visibly other keys and val
 
 from __future__ import annotations
 
+import copy
 import itertools
 import string
 import sys
@@ -127,61 +128,44 @@ def _phi() -> transformers.PretrainedConfig:
     return transformers.PhiConfig(**SHAPE, **TOKENS, partial_rotary_factor=0.5)
 
 
-def _deepseek_v2() -> transformers.PretrainedConfig:
-    # Multi-head latent attention: one compressed entry per token, no K and V per head. vLLM's CPU
-    # kernel is written for DeepSeek's own entry of 512 + 64. YaRN is DeepSeek's, with both its factors;
-    # without it vLLM 0.32 turns queries wrongly on a CPU.
-    rope = {
+# Multi-head latent attention: one compressed entry per token, no K and V per head. vLLM's CPU kernel is
+# written for DeepSeek's own entry of 512 + 64. YaRN is DeepSeek's, with both its factors; without it vLLM
+# 0.32 turns queries wrongly on a CPU.
+_LATENTS: dict[str, Any] = {
+    **SHAPE,
+    **TOKENS,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 64,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": 1,
+    "rope_parameters": {
         "rope_type": "yarn",
         "rope_theta": 10_000.0,
         "factor": 4.0,
         "original_max_position_embeddings": 512,
         "mscale": 1.0,
         "mscale_all_dim": 0.707,
-    }
-    return transformers.DeepseekV2Config(
-        **SHAPE | {"num_key_value_heads": 4},
-        **TOKENS,
-        q_lora_rank=64,
-        kv_lora_rank=512,
-        qk_nope_head_dim=64,
-        qk_rope_head_dim=64,
-        v_head_dim=64,
-        n_routed_experts=4,
-        n_shared_experts=1,
-        num_experts_per_tok=2,
-        moe_intermediate_size=64,
-        first_k_dense_replace=1,
-        n_group=1,
-        topk_group=1,
-        topk_method="greedy",
-        rope_parameters=rope,
-    )
+    },
+}
+
+
+def _deepseek_v2() -> transformers.PretrainedConfig:
+    experts = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "topk_method": "greedy"}
+    return transformers.DeepseekV2Config(**copy.deepcopy(_LATENTS), **experts)
 
 
 def _deepseek_v3() -> transformers.PretrainedConfig:
-    # V2's latents, other experts: chosen by group, with a bias of their own. Kimi K2 is of this class.
-    latents = _deepseek_v2()
-    return transformers.DeepseekV3Config(
-        **SHAPE | {"num_key_value_heads": 4},
-        **TOKENS,
-        q_lora_rank=64,
-        kv_lora_rank=512,
-        qk_nope_head_dim=64,
-        qk_rope_head_dim=64,
-        v_head_dim=64,
-        n_routed_experts=8,
-        n_shared_experts=1,
-        num_experts_per_tok=2,
-        moe_intermediate_size=64,
-        first_k_dense_replace=1,
-        n_group=4,
-        topk_group=2,
-        # What the models' own configurations say, and vLLM reads.
-        topk_method="noaux_tc",
-        scoring_func="sigmoid",
-        rope_parameters=latents.rope_parameters,
-    )
+    # Other experts: chosen by group, with a bias of their own. Kimi K2 is of this class. The last two are
+    # in the models' own configurations, and vLLM reads them.
+    experts = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2}
+    experts |= {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+    return transformers.DeepseekV3Config(**copy.deepcopy(_LATENTS), **experts)
 
 
 def _deepseek_unscaled() -> transformers.PretrainedConfig:
