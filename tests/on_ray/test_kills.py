@@ -31,7 +31,7 @@ class Actor(engine_actor.EngineActor):
 
     def _start(self) -> None:
         pids = Path(self._job.engine_args["pids"])
-        self._engine = MadeUpEngine(KVStore(self._place))
+        self._engine = self._capturer = MadeUpEngine(KVStore(self._place))
         self._engine.close = lambda: None
         self._engine.before_write = lambda: time.sleep(0.02)
         (pids / str(os.getpid())).touch()
