@@ -109,7 +109,11 @@ class StoredPrompts:
             return prompts.outcomes_of(connection, model, namespace, chunk_id, key)
 
     def count_sighting(self, model: str, namespace: str, key: str) -> int:
-        """Count a prompt that is not stored; how often it was seen within the last week or so."""
+        """Count a prompt that is not stored; how often it was seen within the last week or so.
+
+        Raises:
+            StoreError: others wrote for long (`sqlite.LAZY_S`): it is not counted, nothing else.
+        """
         with self._database.writing(durable=False) as connection:
             forget_before = time.time() - SIGHTING_SECONDS
             return prompts.count_sighting(connection, model, namespace, key, forget_before)
