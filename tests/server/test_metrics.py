@@ -304,8 +304,8 @@ def test_tenants_have_no_series_of_their_own(server: Server, tenants: int) -> No
     keys = dict(list(server.further.items())[:tenants])
     assert len(keys) == tenants
 
-    # What waits, waits here: httpx's pool goes through all that wait in it for each answer, and is
-    # then so busy that a connection between two requests is closed by the server as idle.
+    # Requests wait here, not in httpx's pool: the pool goes through all that wait with each answer. A
+    # thousand keep it so busy that the server closes its connections as idle.
     at_once = asyncio.Semaphore(32)
 
     async def ask_all() -> None:
