@@ -34,7 +34,7 @@ def run(
             *("--store", store, "--json", *(["--ray"] if on_ray else [])),
             *(word for argument in engine_args for word in ("--engine-arg", argument)),
         ]
-        done = subprocess.run(  # noqa: S603 - our own program
+        done = subprocess.run(
             command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | ENVIRONMENT
         )
     result: dict[str, Any] = json.loads(done.stdout)

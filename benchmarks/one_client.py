@@ -218,7 +218,7 @@ def main() -> None:
                 alone = measured(server, args.seconds / 2, rng)
                 command = [sys.executable, __file__, "--send", kind, server.base_url]
                 command += [server.tenant_key, server.model, str(args.clients), most]
-                other = subprocess.Popen(command, preexec_fn=lambda: os.nice(10))  # noqa: S603
+                other = subprocess.Popen(command, preexec_fn=lambda: os.nice(10))
                 try:
                     time.sleep(2)
                     beside = measured(server, args.seconds, rng)
