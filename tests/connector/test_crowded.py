@@ -30,7 +30,7 @@ TWO_RANKS = {
     "qwen3, tensor parallel": {"tensor_parallel_size": 2},
     "qwen3, pipeline": {"pipeline_parallel_size": 2},
 }
-BLOCKS = {"gemma3_sliding": 90, "mistral_sliding": 20}
+BLOCKS = {"gemma3_sliding": 60, "mistral_sliding": 20}
 """Where windows have groups of their own: so many that about four requests fit, and any one's blend."""
 IN_SOAK = (*TWO_RANKS, *WINDOWED, *LATENT, *THREE_ROWS)
 
