@@ -1,10 +1,10 @@
 """What a change costs: an engine of another commit and one of this checkout, asked in turn.
 
 Both run side by side, each with its own store, bound to the same cores; only one computes at a time.
-Each prompt is made of 7 stored chunks of 256 tokens in a new order. It goes to both engines in turn; each
-is first every other time. The ways: `plain` (no reuse), `none` (chunks as stored, no token recomputed)
-and presets. The figures are the time to the first token, and the CPU time of all processes of an engine;
-the ratio is this checkout's to the other's, prompt by prompt: a machine whose speed drifts slows both.
+Each prompt is made of 7 stored chunks of 256 tokens in a new order. It goes to both engines, and which of
+them is asked first alternates. The ways: `plain` (no reuse), `none` (chunks as stored, no token
+recomputed) and presets. The figures are the time to the first token, and the CPU time of all processes of
+an engine; the ratio is this checkout's to the other's, prompt by prompt: a machine whose speed drifts slows both.
 
     python benchmarks/two_versions.py COMMIT [--model FOLDER] [--ways none,balanced,plain] [--prompts 20]
 
@@ -14,6 +14,7 @@ Writes build/bench/two_versions.json and a plot. 20 minutes on two slow cores, m
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -57,10 +58,16 @@ class Version:
             text=True,
             env=environment,
         )
-        self._line()
+        found = Path(self._line().strip())
+        if checkout not in found.parents:
+            raise RuntimeError(f"{found} was imported, not the package in {checkout}")
 
     def ask(self, seed: int, way: str) -> dict[str, float]:
-        """Times of one prompt."""
+        """Times of one prompt, ms, and its tokens.
+
+        Raises:
+            RuntimeError: tokens were reused where they should not be, or not; or the engine ended.
+        """
         assert self.process.stdin is not None
         print(json.dumps({"seed": seed, "reuse": WAYS[way]}), file=self.process.stdin, flush=True)
         told: dict[str, float] = json.loads(self._line())
@@ -76,6 +83,7 @@ class Version:
         return line
 
     def close(self) -> None:
+        """End the engine and wait for it."""
         self.process.communicate()
 
 
@@ -89,21 +97,23 @@ def main() -> None:
     ways = arguments.ways.split(",")
     if unknown := set(ways) - set(WAYS):
         parser.error(f"--ways: {', '.join(sorted(unknown))} is none of {', '.join(WAYS)}")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        git("clone", "--quiet", "--no-checkout", str(ROOT), str(folder / "checkout"))
-        commit = git("rev-parse", arguments.commit)
-        git("-C", str(folder / "checkout"), "checkout", "--quiet", commit)
-        versions = {
-            "other": Version(folder / "checkout", arguments.model, folder / "other"),
-            "this": Version(ROOT, arguments.model, folder / "this"),
-        }
-        rows = []
+    try:
+        commit = git("rev-parse", "--verify", f"{arguments.commit}^{{commit}}")
+    except subprocess.CalledProcessError:
+        parser.error(f"{arguments.commit} is no commit of this repository")
+    rows = []
+    with contextlib.ExitStack() as ends:
+        folder = Path(ends.enter_context(tempfile.TemporaryDirectory()))
+        checkout = folder / "checkout"
+        git("clone", "--quiet", "--no-checkout", str(ROOT), str(checkout))
+        git("-C", str(checkout), "checkout", "--quiet", commit)
+        versions = {}
+        for name, place in (("other", checkout), ("this", ROOT)):
+            versions[name] = Version(place, arguments.model, folder / name)
+            ends.callback(versions[name].close)
         for way in ways:
             rows.append({"way": way, **compared(versions, way, arguments.prompts)})
             print({key: value for key, value in rows[-1].items() if key != "asked"}, flush=True)
-        for version in versions.values():
-            version.close()
     told = {"model": arguments.model.name, "chunk_tokens": CHUNK_TOKENS, "picked_chunks": PICKED}
     commits = {"other": commit, "this": git("describe", "--always", "--dirty", "--abbrev=40")}
     save("two_versions", {**told, **commits, "ways": rows}, lambda figure: draw(figure, rows))

@@ -5,7 +5,8 @@ the version that is asked for: it imports the package alone, by names that older
 
     python -P workbench/one_version.py MODEL STORE ARTICLES PICKED CHUNK_TOKENS
 
-Reads lines of JSON `{"seed": 3, "reuse": {...}}` and writes one for each: times in ms.
+Writes the path of the package once it can answer. Then it reads lines of JSON
+`{"seed": 3, "reuse": {...}}` and writes one for each: times in ms.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import psutil
 
+import semkv_rag
 from semkv_rag.config import ReuseOptions
 from semkv_rag.corpus import precompute_texts
 from semkv_rag.engine import Engine
@@ -36,7 +38,7 @@ def main() -> None:
         encode = engine.tokenizer.encode
         texts = [engine.tokenizer.decode(encode(file.read_text())[:length]) for file in files]
         precompute_texts(engine, [(str(n), [text]) for n, text in enumerate(texts)])
-        print("ready", file=answers, flush=True)
+        print(semkv_rag.__file__, file=answers, flush=True)
         for line in sys.stdin:
             asked = json.loads(line)
             rng = random.Random(asked["seed"])

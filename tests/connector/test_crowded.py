@@ -31,7 +31,7 @@ TWO_RANKS = {
     "qwen3, pipeline": {"pipeline_parallel_size": 2},
 }
 BLOCKS = {"gemma3_sliding": 60, "mistral_sliding": 20}
-"""Where windows have groups of their own: so many that about four requests fit, and any one's blend."""
+"""Where windows have groups of their own: so many that a few requests fit, and any one's blend."""
 IN_SOAK = (*TWO_RANKS, *WINDOWED, *LATENT, *THREE_ROWS)
 
 
