@@ -4,7 +4,8 @@ Both run side by side, each with its own store, bound to the same cores; only on
 Each prompt is made of 7 stored chunks of 256 tokens in a new order. It goes to both engines, and which of
 them is asked first alternates. The ways: `plain` (no reuse), `none` (chunks as stored, no token
 recomputed) and presets. The figures are the time to the first token, and the CPU time of all processes of
-an engine; the ratio is this checkout's to the other's, prompt by prompt: a machine whose speed drifts slows both.
+an engine; the ratio is this checkout's to the other's, prompt by prompt: a machine whose speed drifts
+slows both.
 
     python benchmarks/two_versions.py COMMIT [--model FOLDER] [--ways none,balanced,plain] [--prompts 20]
 
