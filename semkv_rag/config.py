@@ -14,7 +14,7 @@ MAX_NAME_LENGTH = 128
 MAX_QUESTION_TOKENS = 256
 AUTO: Literal["auto"] = "auto"
 FIRST_RATIO = 0.08
-"""With `auto`, what is computed before anything is estimated."""
+"""The ratio that `auto` computes before it estimates anything."""
 MAX_PROMISE = 10.0
 
 

@@ -107,7 +107,7 @@ class ReuseReport:
     token_map: TokenMap | None = None
 
     def with_images(self, loaded: int, computed: int, near: int, reason: str | None) -> ReuseReport:
-        """With what became of the request's images; no image at all went in where KV covers them."""
+        """This report with what became of the request's images. KV may cover them: then none went in."""
         fusion: Status = "miss" if computed else "hit" if loaded else "skip"
         reasons = [text for text in (self.reason, reason) if text]
         return replace(

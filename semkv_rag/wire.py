@@ -13,7 +13,7 @@ PARAMS_KEY = "semkv"
 """Our key in a request's `kv_transfer_params`, on the way in and on the way out."""
 
 CAPTURE_KEY = "capture"
-"""In our params: this request's prompt is to be captured. Only the engine's own process sets it.
+"""The key in our params that has this request's prompt captured. Only the engine's own process sets it.
 
 With `in_passing` it is a caller's request, which is served with reuse where that is possible, and then
 not captured, unless `behind_exact` is set and all that is reused is exact and the beginning of the
@@ -34,17 +34,17 @@ COUNTED_KEY = "counted"
 """Beside the report, on its way to the engine's own process: what `ReuseStats.count` takes."""
 
 NEAR_IMAGES_KEY = "near_images"
-"""In our params: images, by key, that are taken for a stored one, whose key it gives."""
+"""The key in our params of images taken for stored ones: the stored one's key, by the image's own."""
 
 ANSWER_TOKENS_KEY = "answer_tokens"
-"""In our params: how many tokens at the prompt's end are an answer to it, whose log-probabilities are
-asked for. All that stands before is planned as though it came alone."""
+"""The key in our params of how many tokens at the prompt's end are an answer to it, whose
+log-probabilities are asked for. What stands before them is planned as though it came alone."""
 
 STORE_IMAGES_KEY = "store_images"
-"""In our params: whether the features of this request's images are stored. Only the engine's own
-process sets it, as it does with `near_images`."""
+"""The key in our params of whether the features of this request's images are stored. Only the engine's
+own process sets it, as it does with `near_images`."""
 
 OURS_ALONE = frozenset(
     {"namespace", CAPTURE_KEY, NEAR_IMAGES_KEY, ANSWER_TOKENS_KEY, STORE_IMAGES_KEY}
 )
-"""In our params: what only the engine's own process may set, and a client of another server may not."""
+"""The keys in our params that only the engine's own process may set, and no client of a server."""

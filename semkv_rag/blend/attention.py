@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 MOST_LOGITS = 1 << 24
-"""On a device at a time: 64 MB."""
+"""Logits that are on the device at a time: 64 MB."""
 
 
 def squared_attention(

@@ -28,7 +28,7 @@ first in any prompt, the second for each thousand of reused tokens. Both togethe
 model loses wherever `ratio="auto"` stops."""
 
 SAMPLED = 32
-"""Of the computed tokens, so many at most are looked at: those with the highest scores."""
+"""The most computed tokens that are looked at: those with the highest scores."""
 LOOKED_AT = slice(1, None, 3)
 """The layers in which they are looked at: not the first, which knows words and places only."""
 WORTH = 0.5

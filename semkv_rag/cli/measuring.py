@@ -24,7 +24,7 @@ LENGTHS = (500, 1000, 2000, 4000)
 ANSWER = 8
 SEED = 50_000
 CHUNK, CHUNKS = 250, 8
-"""Of the document that is stored: tokens, and how many."""
+"""Chunks of the document that is stored: the tokens of each, and how many there are."""
 
 
 def measure(engine: Engine) -> Timing:
@@ -57,7 +57,7 @@ def measure(engine: Engine) -> Timing:
 
 
 def _storing_rate(engine: Engine) -> float:
-    """At how many tokens a second a document is stored; a token counts in each of its contexts.
+    """Tokens of a document that are stored in a second. A token counts in each of its contexts.
 
     Raises:
         EngineError: it could not be stored.

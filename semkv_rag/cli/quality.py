@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from semkv_rag.corpus import Capturer
 
 SHOWN = 5
-"""Of questions that were not compared, so many are named."""
+"""The most questions that are named among those that were not compared."""
 
 
 def quality_command(

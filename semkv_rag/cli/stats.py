@@ -23,7 +23,7 @@ COUNTS: Final = {
     "semkv_prompt_cache_requests_total": ("tier outcome", "prompt cache"),
     "semkv_captures_total": ("outcome", "captures"),
 }
-"""By metric: its own labels, and what a reader is told."""
+"""Each metric's own labels, and the words for it, by the metric's name."""
 STATES: Final = {
     "semkv_servable": "served with reuse",
     "semkv_store_chunks": "stored chunks",
@@ -43,7 +43,7 @@ EVERY_S: Final = 2.0
 CLEAR: Final = "\x1b[2J\x1b[H"
 
 Stats = dict[str, Any]
-"""By metric: a number, or numbers by label."""
+"""A number, or numbers by label, by the metric's name."""
 
 
 def stats_command(

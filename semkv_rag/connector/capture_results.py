@@ -1,10 +1,10 @@
-"""What workers say of captures, as soon as there is something to say: datagrams to who asked for them.
+"""What workers report of captures: a datagram, as soon as a capture ends, to whoever asked for it.
 
-Asking the workers instead would keep them from their work. Each question is a message to processes of
-vLLM that wait for the next one in a loop for a second, on the cores that compute and write.
+Polling the workers would keep them from their work. Each poll is a message to processes of vLLM, and
+after a message they look for the next one in a loop for a second, on the cores that compute and write.
 
-Workers on other machines find no such socket, nor do all where a path to one would be too long. What they
-have to say is kept, and asked for by `collective_rpc`.
+Workers on other machines cannot reach the socket, and no worker can where its path would be too long.
+Such workers keep their reports until they are asked for by `collective_rpc`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from semkv_rag.connector.messages import Captured
 logger = logging.getLogger(__name__)
 
 ADDRESS_KEY = "capture_results"
-"""In the connector's configuration."""
+"""The key of the address in the connector's configuration."""
 MOST_BYTES = 1 << 16
 MOST_ERROR = 4000
 """Characters of an error that are told."""

@@ -211,7 +211,7 @@ class SemKVConnector(KVConnectorBase_V1, SupportsHMA):
         return False, self.planner.finished(request)
 
     def get_kv_connector_stats(self) -> ReuseStats | None:
-        """Of the scheduler's side, where requests end."""
+        """Statistics of the scheduler's side, where requests end."""
         return None if self._planner is None else self._planner.stats.take()
 
     @classmethod

@@ -1,10 +1,9 @@
 """The executor class for CPUs: vLLM's own, whose processes soon sleep while they wait for each other.
 
-vLLM's engine and its workers send each other messages through shared memory. Who waits for one looks
-for it in a loop, for a second, before it sleeps. Beside a GPU there are cores to spare for that. On a CPU
-the loop takes them from whoever computes: from the worker's own loaders, and from other engines on the
-machine. vLLM has no option for it, but makes the executor one (`distributed_executor_backend`), as it
-does the worker.
+vLLM's engine and its workers send each other messages through shared memory. A process that waits for a
+message looks for it in a loop, for a second, before it sleeps. Beside a GPU there are cores to spare for
+that. On a CPU the loop takes cores from the worker's own loaders and from other engines on the machine.
+vLLM has no option for the loop. It has one for the executor class (`distributed_executor_backend`).
 """
 
 from __future__ import annotations

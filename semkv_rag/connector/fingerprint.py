@@ -37,7 +37,7 @@ MULTIMODAL = (
     "video_pruning_rate",
     "video_pruning_method",
 )
-"""Of vLLM's `MultiModalConfig`, what changes an image's or a video's features."""
+"""The fields of vLLM's `MultiModalConfig` that change an image's or a video's features."""
 
 
 def config_fingerprint(config: VllmConfig) -> str:

@@ -34,7 +34,7 @@ Blocks: TypeAlias = tuple[list[int], ...]
 """The ids of a request's blocks, in order, for each group of layers that has a block table of its own."""
 
 NULL_BLOCK = 0
-"""Of vLLM: it stands where a request has no block, as a layer's window has left it behind."""
+"""vLLM's id where a request has no block, because a layer's window has left it behind."""
 
 
 @dataclass(frozen=True)

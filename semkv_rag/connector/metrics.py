@@ -51,7 +51,7 @@ _BUCKETS: Final = (
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
 PARTIAL: Final = 0.5
-"""Of a prompt's tokens, the share that must come from the store or the prefix cache in a hit."""
+"""The share of a prompt's tokens that must come from the store or the prefix cache in a hit."""
 
 
 @dataclass
@@ -169,7 +169,7 @@ class ReuseMetrics(KVConnectorPromMetrics):
         BYTES: ("tier", "Bytes of stored KV that requests loaded, by where it was."),
         FAULTS: ("kind", "Requests whose reuse failed, and that were computed."),
     }
-    """By name: the metric's own label, and what it counts."""
+    """Each metric's own label and what it counts, by the metric's name."""
 
     def __init__(
         self,

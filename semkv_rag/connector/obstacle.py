@@ -5,7 +5,7 @@ from __future__ import annotations
 from vllm.config import VllmConfig
 
 DRAFTS = ("ngram", "suffix", "medusa", "draft_model", "eagle", "eagle3", "mtp")
-"""Of vLLM's ways to draft, those that read no KV of the served model: see `worker.model.draft_kv`."""
+"""vLLM's ways to draft that read no KV of the served model: see `worker.model.draft_kv`."""
 
 
 def config_obstacle(config: VllmConfig) -> str | None:

@@ -18,7 +18,7 @@ WRITING_S = 10.0
 
 
 def end_with_parent(grace_s: float = 0.0) -> None:
-    """From now on this process ends once its parent has, if `multiprocessing` started it.
+    """Have this process end once its parent has, if `multiprocessing` started it.
 
     Args:
         grace_s: how long it may take to end by itself before.

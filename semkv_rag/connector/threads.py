@@ -70,7 +70,7 @@ def beside_model() -> None:
 
 
 def _compute_alone() -> None:
-    """On a CPU, without an OpenMP team. Beside a GPU's model the cores are free for one."""
+    """Give the thread no OpenMP team on a CPU. Beside a GPU's model the cores are free for one."""
     if current_platform.is_cpu():
         torch.get_num_threads()  # sets up the thread's team now: torch would do so later otherwise
         threadpool_limits(1, user_api="openmp")  # OpenMP keeps the number for each thread

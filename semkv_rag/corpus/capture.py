@@ -63,7 +63,7 @@ class Capturer(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Of the model: everything that changes KV."""
+        """The model's fingerprint: it differs where anything that changes KV does."""
         ...
 
     @property

@@ -1,7 +1,8 @@
 """How much a precompute run may store, so that nothing is computed that would not stay.
 
-What a run stores, or finds stored, counts as used now. So within the store's limits others' chunks go
-first, and a run never evicts what it has just computed: what does not fit beside it is left out.
+Chunks that a run stores, or finds stored, count as used now. So other chunks go first where the store's
+limits are reached, and a run never evicts what it has just computed. Chunks that do not fit beside that
+are left out.
 """
 
 from __future__ import annotations

@@ -346,5 +346,5 @@ class PrecomputeRun:
 
 
 def digest_of(*parts: object) -> str:
-    """Of all that decides a source's chunks; `parts` are numbers and strings."""
+    """A digest of everything that decides a source's chunks; `parts` are numbers and strings."""
     return blake3(repr(parts).encode()).hexdigest()

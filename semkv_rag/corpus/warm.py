@@ -1,7 +1,7 @@
 """Prompts into the tiers, ahead of any request: prefilled once, stored, and made donors.
 
-What is there already costs nothing, and each prompt is whole in the store before it counts as stored:
-a run that was stopped goes on where it was.
+A prompt that is stored already costs nothing. A prompt counts as stored only when all of it is in the
+store. So a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations

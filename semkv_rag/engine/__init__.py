@@ -1,6 +1,6 @@
-"""Everything that runs in vLLM.
+"""The user's process: `Engine` and everything around vLLM's engine client.
 
-`Engine` is for this process, `serve` starts vLLM's OpenAI server. How a token goes through it:
+How a token goes through vLLM from here:
 `connector` (where vLLM calls us) → `planner` (scheduler: which chunks, which blocks) → `executor`
 (worker: files, capture) → `blend_pass` (load, move, select, recompute) → the paged cache.
 """

@@ -12,7 +12,7 @@ from vllm.lora.request import LoRARequest
 from semkv_rag.connector.adapter import adapter_digest, rank_of
 
 _DIGITS = 7
-"""Of the digest, in hex: vLLM's number of an adapter is one of 32 bits."""
+"""Hex digits of the digest that become vLLM's number of an adapter, which has 32 bits."""
 
 
 def adapter_request(folder: str | Path) -> LoRARequest:

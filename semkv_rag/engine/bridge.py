@@ -1,4 +1,4 @@
-"""From the engine's event loop to the caller's thread or loop."""
+"""Passes results from the engine's event loop to the caller's thread or loop."""
 
 from __future__ import annotations
 

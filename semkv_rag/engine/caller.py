@@ -1,9 +1,9 @@
-"""Who asks: the namespace of a request, from the key that was shown to the door of vLLM's engine.
+"""The caller of a request: its namespace, carried from the check of its API key to vLLM's engine.
 
-`semkv serve` sets `CALLER` once it has checked a request's key, before anything else is read. All that
-vLLM does for the request runs in that context, whatever the route: tasks and threads that it starts
-inherit it. `ReportingLLM` reads it where requests enter the engine. What has no caller is this process'
-own work (a capture, `Engine.generate`): it names its namespace itself, and is refused when it does not.
+`semkv serve` sets `CALLER` once it has checked a request's key, before it reads anything else. Everything
+that vLLM does for the request runs in that context, on every route, because tasks and threads inherit it.
+`ReportingLLM` reads it where requests enter the engine. A request without a caller is this process' own
+work (a capture, `Engine.generate`). It must name its namespace itself, and is refused otherwise.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """vLLM's engine client: the one door through which requests enter, with the tiers around it.
 
-Every request passes here, whatever route or method it comes from. Its namespace is settled (`caller`),
-what a client may choose is checked, and the namespace goes into vLLM's `cache_salt` and into the names of
-its images: so no cached block and no image's features are found across namespaces, on models that are
-served without reuse either.
+Every request passes here, on every route and from every method. Its namespace is settled (`caller`), its
+options are checked, and the namespace goes into vLLM's `cache_salt` and into the names of its images. So
+no request finds cached blocks or images' features of another namespace. This holds for models that are
+served without reuse, too.
 """
 
 from __future__ import annotations

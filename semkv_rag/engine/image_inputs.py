@@ -19,7 +19,7 @@ from semkv_rag.engine.caller import CALLER, image_name
 from semkv_rag.reuse import ImageRows, image_key
 
 IMAGES_FIELD = "semkv_images"
-"""Of a rendered prompt: its images, when all that is no text in it are images."""
+"""The field of a rendered prompt with its images, when nothing but text and images is in it."""
 
 
 def keep_images(renderer: BaseRenderer[Any]) -> None:

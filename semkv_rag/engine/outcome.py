@@ -1,6 +1,6 @@
-"""What comes of a request: its report, and who is told of it.
+"""The outcome of a request: its report, and the parts that are told of it.
 
-Whoever is told looks on: a fault there is logged, and the answer goes to its client all the same.
+A fault in one of these parts is logged. The answer goes to its client all the same.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def plain_params(output: RequestOutput, reason: str) -> dict[str, Any]:
 
 
 class Outcome:
-    """Of one request, from its beginning on.
+    """What becomes of one request, kept from its beginning on.
 
     Args:
         totals: count it; None for a capture, which is nobody's request.

@@ -1,8 +1,8 @@
 """The tiers around a request: the look-up before it, the capture of its own prefill behind it.
 
-Lives in the client's process, around `ReportingLLM.generate`: whatever asks the engine is looked up. A
-request that the tiers miss carries the wish that its prompt's KV be kept, which vLLM computes anyway; a
-thread waits for the file, promises it to the store, and makes the prompt a donor.
+This runs in the client's process, around `ReportingLLM.generate`, so every request to the engine is
+looked up. A request that the tiers miss asks for its prompt's KV, which vLLM computes anyway, to be
+captured. A thread waits for the file, promises it to the store, and makes the prompt a donor.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ CLOSE_SECONDS = 60.0
 
 
 class PromptLookup:
-    """One per engine. The model with a LoRA adapter has stored prompts of its own.
+    """Finds stored prompts and stores new ones; one per engine.
+
+    The model with a LoRA adapter has stored prompts of its own.
 
     Args:
         cascade: of the model alone; closed with this.

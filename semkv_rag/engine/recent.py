@@ -18,7 +18,7 @@ KEPT: Final = 50
 NAMESPACES: Final = 200
 """The ones asked last."""
 MOST_TOKENS: Final = 4 << 20
-"""Of all prompts that are kept."""
+"""Tokens of all prompts that are kept, together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class RequestTrace:
         self._within = set_span_in_context(self._span)
 
     def headers(self) -> dict[str, str]:
-        """For vLLM: its span is a child of this one."""
+        """Headers that make vLLM's span a child of this one."""
         carrier: dict[str, str] = {}
         TraceContextTextMapPropagator().inject(carrier, self._within)
         return carrier

@@ -1,4 +1,4 @@
-"""What stands in another place from one vLLM to the next; the package imports these names from here.
+"""Names that move from one vLLM version to the next. The package imports them from here.
 
 `python -m workbench.vllm_names` checks them, and all other names of vLLM that the package uses, against a
 vLLM that need not be installed.

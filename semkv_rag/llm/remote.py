@@ -111,7 +111,7 @@ class RemoteBackend:
 
     @cached_property
     def has_chat_template(self) -> bool:
-        """Of a plain vLLM found out by a message to tokenize, which it refuses without a template."""
+        """Whether there is one. A plain vLLM shows it by tokenizing a message, or refusing to."""
         if self._info is not None:
             return bool(self._info["has_chat_template"])
         messages = [{"role": "user", "content": "?"}]

@@ -151,9 +151,9 @@ class Backend(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Of the model: everything that changes KV."""
+        """The model's fingerprint: it differs where anything that changes KV does."""
         ...
 
     def store_id(self, *, namespace: str | None = None) -> str:
-        """Of the store and a namespace, without one that which is used then: for the keys of caches."""
+        """An id of the store and a namespace, the default one where None: for the keys of caches."""
         ...

@@ -48,7 +48,7 @@ from semkv_rag.store.codecs import PLAIN, codec_named
 from semkv_rag.store.identity import store_identity
 
 PARCELS_AT_ONCE = 2
-"""Of an engine: while one is split, and its last chunks are written, another keeps the engine busy."""
+"""Parcels that an engine has. While one is split or written, another keeps the engine busy."""
 
 
 def precompute_on_ray(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from semkv_rag.errors import OptionError
 
 EFFICIENCY = 0.5
-"""Of a GPU's peak, that prefill reaches. An assumption."""
+"""The share of a GPU's peak that prefill reaches. An assumption."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class ModelShape:
 
     @property
     def token_flops(self) -> int:
-        """Of a token in all matrices: a multiplication and an addition for each parameter.
+        """Operations for a token in all matrices: a multiplication and an addition for each parameter.
 
         Where layers have a window, its attention to a whole one counts here, whatever its position.
         """
@@ -65,7 +65,7 @@ class ModelShape:
 
     @property
     def pair_flops(self) -> int:
-        """Of a token's attention to one token before it, in the layers without a window."""
+        """Operations for a token's attention to one token before it, in layers without a window."""
         return (self.layers - self.windowed) * self._layer_pair_flops
 
     @property
@@ -134,7 +134,7 @@ def _other_cache(config: Any) -> str | None:
 
 
 def _window(config: Any) -> int:
-    """Of the layers that have a sliding window, in tokens; 0 for none."""
+    """The sliding window of the layers that have one, in tokens; 0 for none."""
     if not getattr(config, "use_sliding_window", True):
         return 0
     return int(getattr(config, "sliding_window", None) or 0)

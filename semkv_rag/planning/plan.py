@@ -19,9 +19,9 @@ QUESTION = 32
 """Tokens of a prompt that no chunk has."""
 CHUNK = 512
 STORING = 0.7
-"""Of the speed of prefill, that storing reaches where it was not measured."""
+"""The share of prefill's speed that storing reaches. An assumption, where it was not measured."""
 WORTH = 1.5
-"""Times sooner, below which reuse is hardly worth its disk."""
+"""The speed-up below which reuse is hardly worth its disk."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from semkv_rag.planning.machines import EFFICIENCY, gpu_of
 from semkv_rag.planning.model_shape import ModelShape
 
 ASSUMED_COST = 1.15
-"""Of a scattered token over one of plain prefill, where nothing was measured."""
+"""The cost of a scattered token over that of one in plain prefill, where nothing was measured."""
 ASSUMED_FIXED_MS = 10.0
 
 
@@ -74,7 +74,7 @@ class Timing:
 
 
 def timing_of_gpu(shape: ModelShape, name: str) -> Timing:
-    """Of a model on a GPU of the table, by arithmetic.
+    """The timing of a model on a GPU of the table, by arithmetic.
 
     Raises:
         OptionError: the GPU is not in the table.

@@ -63,7 +63,7 @@ class Asked:
         source_version: str,
         normalisation: Normalisation,
     ) -> Asked:
-        """With what follows from the prompt."""
+        """What is asked for, with the keys that follow from the prompt."""
         if image_keys is None:
             image_keys = [pixels_key(image) for image in images]
         digest = images_digest(image_keys)
@@ -144,7 +144,7 @@ class Explanation:
     reasons: Mapping[str, str]
 
     def __str__(self) -> str:
-        """For people: a line for each candidate."""
+        """A line for each candidate, for people to read."""
         lines = []
         for candidate in self.candidates:
             verdict = candidate.stopped or "could serve"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from semkv_rag.engine.completion import Completion
 
 TOP = 20
-"""Of so many tokens of each place the log-probabilities are asked for: vLLM's own limit."""
+"""How many tokens of each place have their log-probabilities asked for: vLLM's own limit."""
 DEFAULT_MAX_TOKENS = 64
 DEFAULT_PASSAGES = 3
 

@@ -103,7 +103,7 @@ def _entries(path: Path, text: str) -> Iterator[tuple[int, Any]]:
 
 
 def _skip(text: str, position: int) -> int:
-    """Behind the blanks from `position` on."""
+    """The position of the first character from `position` on that is not blank."""
     while position < len(text) and text[position].isspace():
         position += 1
     return position

@@ -135,8 +135,8 @@ class Candidates:
 
 
 def _next_misses(crowded: BoolArray, at: IntArray, strides: IntArray) -> IntArray:
-    """For each i the first of the windows at `at[i] + strides[i]`, `at[i] + 2 * strides[i]`, ... that is
-    not crowded. A chunk that hits at `at[i]` and not there has another token there.
+    """The first window for each i, of `at[i] + strides[i]`, `at[i] + 2 * strides[i]`, ..., that is not
+    crowded. A chunk that hits at `at[i]` and not there has another token there.
     """
     behind = at + strides
     near = behind[behind < len(crowded)]

@@ -1,9 +1,9 @@
 """Conversations: a prompt that goes on from an earlier one keeps the earlier one's question.
 
-What a query-aware selector picks depends on the question. In a chat and in an agent's loop each prompt is
-the one before it with more behind it. Asked with its own end, each would have the same chunks blended
-anew; with the first one's question the plan is the same, and vLLM's prefix cache has its KV: as in plain
-vLLM, what was said does not change what the context was.
+What a query-aware selector picks depends on the question. In a chat, and in an agent's loop, each prompt
+is the one before it with more text at its end. If each prompt asked with its own end, its chunks would be
+blended anew in every turn. With the first prompt's question the plan stays the same, and vLLM's prefix
+cache has its KV.
 """
 
 from __future__ import annotations

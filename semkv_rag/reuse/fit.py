@@ -1,7 +1,7 @@
 """How well the context that a chunk was computed behind fits the place where it stands in a prompt.
 
-Looked at where several stored chunks hold the same tokens: the KV of the one whose context fits best is
-the nearest to what the prompt would give.
+It decides between stored chunks with the same tokens. The KV of the chunk whose context fits best is the
+nearest to what the prompt itself would give.
 """
 
 from __future__ import annotations

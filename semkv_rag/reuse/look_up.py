@@ -1,4 +1,4 @@
-"""From a prompt's windows to its candidates: what the segments hold of them."""
+"""Looks a prompt's windows up in the segments of the index; what is found are its candidates."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from semkv_rag.reuse.segment import ORDINAL_BITS, Found, Segment
 from semkv_rag.reuse.windows import Hashes, Tokens, prompt_hashes, ragged, strides_of
 
 CROWD = 16
-"""Of a window that more places in the store hold, only the oldest this many are candidates."""
+"""The most candidates of one window: the oldest ones, where more places in the store hold it."""
 
 _HITS = 4096
-"""And if it repeats in the prompt, only so many that all its hits there are no more than these."""
+"""The most hits of one window in a prompt that repeats it: it has fewer candidates then."""
 
 
 def candidates_in(segments: Sequence[Segment], prompt: Tokens, window: int) -> Candidates | None:

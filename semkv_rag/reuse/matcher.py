@@ -42,7 +42,7 @@ _SPARE = 64
 """Candidates that may turn out shorter than they looked, beyond those that fit into the prompt."""
 
 _AGAIN = 128
-"""Of them those that are verified after a first round that covered all that seemed to be there."""
+"""The spare candidates that are verified after a first round that covered all there seemed to be."""
 
 _EXTRA = 64
 """Candidates that are verified for what little they may add."""
@@ -51,7 +51,7 @@ _CONTEXTS = 128
 """Candidates that are looked at for a better context."""
 
 _TOKENS_PER_CONTEXT = 64
-"""In long prompts a candidate for so many tokens is looked at for a better context."""
+"""Tokens of a long prompt for each candidate that is looked at for a better context."""
 
 _BATCH = 32
 """Candidates of those that are verified before the rest is judged again."""
@@ -113,7 +113,7 @@ class ChunkIndex:
 
     @property
     def beside_base(self) -> int:
-        """By how many chunks this differs from its base: those that came later, and those that went."""
+        """How many chunks came or went since the base: those in which this index differs from it."""
         return len(self._numbers) + self._base_removed
 
     @property

@@ -37,7 +37,7 @@ class Span:
 
     @property
     def shift(self) -> int:
-        """By how many positions the stored keys move."""
+        """The number of positions that the stored keys move by."""
         return self.dst - self.base - self.src
 
 
@@ -95,7 +95,7 @@ class ReusePlan:
 
     @property
     def codecs(self) -> tuple[str, ...]:
-        """By which the reused chunks are stored, each once."""
+        """The codecs of the reused chunks, each once."""
         return tuple(dict.fromkeys(span.codec for span in self.spans))
 
     @property

@@ -1,7 +1,7 @@
 """Which windows a segment can hold at all: a filter in memory before entries that may lie in a file.
 
-16 bits for each window, in words of 64 bits (a blocked Bloom filter): a window sets four bits of the one
-word that its hash names. Of windows that are not there one in 250 passes.
+It is a blocked Bloom filter of 64-bit words, with 16 bits for each window. A window sets four bits of the
+one word that its hash names. One in 250 windows that are not there passes the filter.
 """
 
 from __future__ import annotations

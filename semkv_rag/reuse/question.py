@@ -1,9 +1,9 @@
 """Which tokens of a prompt are its question, when nobody says so.
 
-What stands behind the last stored chunk is taken for it, but at least `LEAST` tokens, since a prompt
-may end with a chunk and no more than a template's few tokens, and at most `MOST`, from the prompt's
-end, since each costs as much as a recomputed token. A longer text behind the chunks is not read as a
-whole: the question is asked as though it stood right behind them.
+The question is the text behind the last stored chunk. It has at least `LEAST` tokens, because a prompt
+may end with a chunk and a template's few tokens. It has at most `MOST` tokens, the prompt's last ones,
+because each costs as much as a recomputed token. Of a longer text only these are read, as though they
+stood right behind the chunks.
 """
 
 from __future__ import annotations

@@ -240,8 +240,10 @@ class Segment:
     def _equal(
         self, hashes: Hashes, which: IntArray, first: IntArray, counts: IntArray
     ) -> tuple[IntArray, IntArray, IntArray]:
-        """Of `counts[i]` entries from `first[i]` on those with the hash `which[i]`: the hashes they have
-        and their ordinals; and how many have a smaller one, [which].
+        """The entries with the hash `which[i]` among `counts[i]` entries from `first[i]` on.
+
+        Returns:
+            Their hashes; their ordinals; and how many entries have a smaller hash, [which].
         """
         read = self._entries.read(first, counts)
         owner = np.repeat(np.arange(len(which)), counts)

@@ -37,13 +37,14 @@ from semkv_rag.wire import TRANSFER_FIELD
 logger = logging.getLogger(__name__)
 
 NAMESPACE_HEADER = "x-semkv-namespace"
-"""By which a trusted client names its namespace, whatever the route."""
+"""The header by which a trusted client names its namespace, on every route."""
 
 _STRUCTURE = b"[]{},:"
 
 _SUSPECT = (b"\\ud", b"\\uD", b"\0")
-"""In JSON that may hold what cannot be encoded for the engine's process: halves of UTF-16 pairs, escaped
-or in UTF-16 or UTF-32. Looked for one by one, which takes a tenth of what one pattern for all does."""
+"""What JSON has in it where it may hold text that cannot be encoded for the engine's process: halves of
+UTF-16 pairs, escaped or in UTF-16 or UTF-32. They are looked for one by one, which takes a tenth of the
+time of one pattern for all."""
 _RAW_HALF = re.compile(rb"\xed[\xa0-\xbf]")
 _DIGITS = bytes(48 if 48 <= code < 58 else 32 for code in range(256))
 _LONG_INTEGER = b"0" * 19

@@ -126,7 +126,7 @@ class Routes:
         return self._tenancy.agreed(caller.namespace, wished)
 
     async def _capturer_of(self, request: Request, name: object) -> LLMCapturer:
-        """Of the model that a body names; of the model alone where it names none."""
+        """The capturer of the model that a body names; the base model's where it names none."""
         if name is None:
             return self._capturer
         served = request.scope[_VLLM].state.openai_serving_models

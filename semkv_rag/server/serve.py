@@ -56,7 +56,7 @@ SWITCH_S = 0.0005
 many small operations of a tier's encoder, which has a thread of its own, waits so long for its turn."""
 
 KEPT_TOGETHER = "VLLM_ENABLE_RESPONSES_API_STORE"
-"""With it vLLM keeps the responses of all clients in one place, by ids that a client may choose."""
+"""vLLM's switch to keep the responses of all clients in one place, by ids that clients may choose."""
 
 
 class Shown(NamedTuple):

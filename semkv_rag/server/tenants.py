@@ -1,8 +1,8 @@
-"""Who may ask what: the rule for API keys and namespaces.
+"""Who may ask for what: the rule for API keys and namespaces.
 
-A key belongs to a tenant, with a namespace of its own, or to the operator. A tenant may ask for what
-concerns itself alone; everything else that the server has, and whatever a later vLLM adds, is the
-operator's. Without any key there is one tenant, who is the operator too.
+A key belongs to a tenant, who has a namespace of its own, or to the operator. A tenant may use the routes
+that concern itself alone. All other routes are the operator's, those that a later vLLM adds included. If
+there are no keys, there is one tenant, who is also the operator.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What tells a store from every other one, for the keys of caches.
 
-The name is published, so nothing but a name of ours is taken from the folder: whoever can write to it
-could otherwise have the text of any file published.
+The name is published. So only a name of our form is taken from the folder: otherwise anybody who can
+write to the folder could have the text of any file published.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
 Kind: TypeAlias = Literal["cached", "exact", "reused", "recomputed", "computed"]
-"""Of a token: vLLM's prefix cache had it; its stored KV was used, behind the stored text (exact) or
-behind another one (reused); it is stored and was computed again; it was computed."""
+"""Where a token's KV came from: vLLM's prefix cache (cached); the store, behind the stored text (exact)
+or behind another one (reused); computed again, though it is stored (recomputed); computed."""
 
 
 @dataclass(frozen=True, slots=True)

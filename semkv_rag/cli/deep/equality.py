@@ -11,7 +11,7 @@ from semkv_rag.cli.output import in_words
 from semkv_rag.engine import Completion, Engine
 
 TOLERANCES = {"float32": 0.01, "float16": 0.15, "bfloat16": 0.5}
-"""Of log-probabilities, in nats: kernels add up in another order in batches of another shape."""
+"""What log-probabilities may differ by, in nats. Kernels add up in another order in other batches."""
 
 CUTS = (0.125, 0.4, 0.8)
 """Where plain vLLM's prefill is cut in two, to see how far it is from itself."""

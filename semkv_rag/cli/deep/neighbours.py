@@ -34,7 +34,7 @@ BEHIND = 4
 COMPARED = 32
 MOST = 1024
 NUMBER = 1000
-"""Of the question that is blended: none that was asked before."""
+"""The number of the question that is blended: no question before had it."""
 
 
 def check_neighbours(engine: Engine, about: Mapping[str, Any], prompt: Stored) -> list[Result]:

@@ -115,7 +115,7 @@ def forget(engine: Engine) -> None:
 
 
 def largest_difference(one: Completion, other: Completion) -> float:
-    """Of the log-probabilities of the same tokens, for as long as both answers are the same."""
+    """The largest difference of the same tokens' log-probabilities, as far as both answers agree."""
     assert one.logprobs is not None and other.logprobs is not None
     largest = 0.0
     for place, (a, b) in enumerate(zip(one.logprobs, other.logprobs, strict=False)):

@@ -1,10 +1,10 @@
 """How a request's image is named once its features may be reused.
 
-vLLM names an image by the hash of its content, or by whatever its client calls it. For a request that
-wants reuse the KV connector's scheduler half puts a name of ours in that place, which says in whose
-namespace the state stands and under which key. The encoder-cache connector loads and saves images with
-such a name only. Both halves live in the process of vLLM's scheduler, and a name is signed with a secret
-of that process: a client that calls its image by a name of this form has not named anything of ours.
+vLLM names an image by the hash of its content, or by a name that its client gives. For a request that
+wants reuse, the KV connector's scheduler half replaces it by a name of ours, with the state's namespace
+and key. The encoder-cache connector loads and saves only images with such a name. Both connectors'
+scheduler halves live in one process, and a name is signed with a secret of that process. So a client
+cannot make up a name of this form that is taken for ours.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """The scheduler's half of the fusion tier: whose state is loaded, and whose is computed and saved.
 
-Called from vLLM's scheduler, all in one thread. Of a request whose image's features are needed:
+vLLM's scheduler calls it, all in one thread. For a request with an image whose features are needed:
 
-* `see` before anything is asked about it;
-* `has` for each image: this is the decision, and there is no way back from a yes, so the state is read
-  and checked here, and held until the workers have it. A file that vanishes later does no harm;
+* `see` before anything is asked about the request;
+* `has` for each image. This decides, and a yes cannot be taken back. So the state is read and checked
+  here and held until the workers have it. A file that vanishes later does no harm;
 * `allocated` for each image whose features the workers will have, loaded or computed;
-* `blended` in its place, by the KV connector, for each image of which a blend computes rows;
-* `step` once for every step: the work of the workers;
+* `blended` in place of `allocated`, by the KV connector, for each image whose rows a blend computes;
+* `step` once for every step, which gives the work of the workers;
 * `finished` once.
 
-Nothing here raises: whatever is wrong with a state, the image is computed and the reason reported.
+Nothing here raises. If anything is wrong with a state, the image is computed and the reason is reported.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class _Images:
 
 
 class StateLookup:
-    """One per engine.
+    """Finds stored features of images for the scheduler; one per engine.
 
     Args:
         store: None when it could not be opened, see `store_fault`.

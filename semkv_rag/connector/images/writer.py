@@ -30,7 +30,9 @@ WAITING_BYTES = 256 << 20
 
 
 class StateWriter:
-    """One per worker. All but the writing itself is the worker's own thread.
+    """Writes the features of images to the store; one per worker.
+
+    The worker's own thread does everything but the writing itself.
 
     Args:
         place: where the store is; `index_url` its index, when that is elsewhere.

@@ -1,13 +1,16 @@
 """What a request asks for, and whether it is served with reuse.
 
-An image's placeholders are matched by what it shows (see `reuse.images`). Its KV is used where all before
-it is the same as well; where that is not true, a blend computes the image's rows. The features of
-images come from the store under names that are given here (`images.identifiers`). Where an image is taken
-for a stored one that looks like it, all of this follows the stored one, and the blocks from there on are
-that request's alone; no blend computes its rows, and a plan ends before it. So it does before videos and
-audio. In models with M-RoPE an image's tokens stand on a grid, and what is behind it at other positions
-than its number in the prompt. Its KV is stored as it is, and used where all before it is the same, and so
-the positions are; not where it is taken for another one, whose grid may differ.
+Images need rules of their own:
+
+* An image's placeholders are matched by what it shows (see `reuse.images`).
+* Its stored KV is used where everything before it is the same, too. Elsewhere a blend computes its rows.
+* Its features come from the store under a name that is given here (`images.identifiers`).
+* An image may be taken for a stored one that looks like it. It then has the stored one's placeholders and
+  features, and the plan ends before it. The blocks from there on are this request's alone.
+* A plan also ends before videos and audio.
+* In models with M-RoPE an image's tokens stand on a grid, and the text behind it has other positions than
+  its numbers in the prompt. The image's KV is used where everything before it, and so its position, is
+  the same. It is not used where the image is taken for another one, whose grid may differ.
 """
 
 from __future__ import annotations
@@ -88,7 +91,7 @@ class ImageRules:
 
     @property
     def lookup(self) -> StateLookup | None:
-        """Of images' features; None where they are not stored."""
+        """The lookup of images' features; None where they are not stored."""
         return lookup_of(self.engine) if self.stored else None
 
 

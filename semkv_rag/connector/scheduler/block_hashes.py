@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Any, TypeAlias
 
 Hasher: TypeAlias = Callable[[Any], list[Any]]
-"""Of vLLM: the hashes of a request's full blocks that are not among its `block_hashes` yet."""
+"""vLLM's function: the hashes of a request's full blocks that its `block_hashes` lacks."""
 
 
 @dataclass(frozen=True)

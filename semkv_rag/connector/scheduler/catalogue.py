@@ -1,9 +1,8 @@
 """The catalogue: the stored chunks of a model and its adapters, ready to be matched.
 
-It lives in the scheduler's process and keeps up with the store, whose change feed is asked at every
-request, so that a chunk that another process has just stored is found by the next prompt. All of that is
-done by threads of its own: the scheduler holds nobody up for it, and asks again whether a look-up is done
-(`planner`).
+It lives in the scheduler's process and asks the store's change feed at every request. So the next prompt
+finds a chunk that another process has just stored. Threads of its own do this work: the scheduler does
+not wait for them, and asks again later whether a look-up is done (`planner`).
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Owner:
 
 
 class Owners:
-    """One per engine, in the scheduler's thread.
+    """Finds whose chunks a request may use; one per engine, in the scheduler's thread.
 
     Args:
         model: the model's fingerprint.

@@ -1,9 +1,9 @@
 """Whether loading pays: how long stored KV takes to load here, beside how long prompts take to compute.
 
-A loading controller after CacheBlend (arXiv 2405.16444, section 5), which compares the two. Both are
-taken from the engine's own last requests and steps, so they hold for its model, machine, storage and
-load. With `ratio="auto"` a prompt is computed if its stored KV would take longer to load than all of its
-tokens to compute. Blends load beside their computing: nothing is lost as long as loading is the shorter.
+This is the loading controller of CacheBlend (arXiv 2405.16444, section 5). It measures both times on the
+engine's own last requests and steps, so they hold for its model, machine, storage and load. With
+`ratio="auto"` a prompt is computed if its stored KV would take longer to load than all of its tokens take
+to compute. A blend computes while it loads, so it loses nothing as long as loading takes less time.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from semkv_rag.reuse import ReusePlan
 REMEMBERED: Final = 16
 """Loads and steps that the estimates are medians of."""
 LEAST_SEEN: Final = 4
-"""Of each, before anything is decided by them."""
+"""Loads, and steps, that must be seen before anything is decided by them."""
 LEAST_TOKENS: Final = 64
-"""Of a step or a load: fewer tell more of what each takes anyway than of its tokens."""
+"""Tokens that a step or a load must have: the time of shorter ones is mostly what each takes anyway."""
 TRIED_EVERY: Final = 16
 """One in so many prompts is loaded against the estimate: the storage may have become faster."""
 
 
 class Pace:
-    """One per engine, in the scheduler's thread."""
+    """Whether loading is faster than computing; one per engine, in the scheduler's thread."""
 
     def __init__(self) -> None:
         self._load_ms: deque[float] = deque(maxlen=REMEMBERED)  # a token

@@ -70,7 +70,7 @@ PATIENCE_S = 10.0
 
 
 class RequestPlanner:
-    """One per engine.
+    """Plans each request; one per engine.
 
     Args:
         catalogue: the store's chunks; None when the store could not be opened, see `store_fault`.

@@ -1,16 +1,18 @@
-"""Who goes first within a step: while a request's prompt is computed, others that stand behind it rest.
+"""Which request goes first within a step. While its prompt is computed, other namespaces' requests rest.
 
-vLLM's `priority` policy orders the requests that wait. Those that run share every step with whoever is
-let in, and come first in it: one client's long prompt takes whole steps, and another's short one waits
-for all of them. `ReportingLLM` gives a request the higher a number the more its namespace has under way.
-Of two namespaces' requests the one with the lower number goes first, and of two with the same number the
-one that has less of its prompt left. While it is in its prefill, vLLM leaves out the other where that
-runs, and does not let it in where it waits.
+vLLM's `priority` policy orders the requests that wait. It does not order those that run: they come first
+in every step. So one client's long prompt takes whole steps, and another client's short prompt waits for
+all of them. This module changes that between namespaces, which it knows by vLLM's `cache_salt`.
 
-A request that gets no place has others rest in every other step only: one without work takes no time.
-Nobody rests in more than `MOST_RESTS` steps one behind the other. A namespace is known by vLLM's
-`cache_salt`. Where there is one only nothing happens here. For a request that is being blended nobody
-rests: blends take what a step leaves.
+`ReportingLLM` gives a request a number that grows with what its namespace has under way. Of two
+namespaces' requests the one with the lower number goes first; where the numbers are the same, it is the
+one that has less of its prompt left. While that one is in its prefill, the other rests: if it runs, vLLM
+leaves it out of the step, and if it waits, vLLM does not let it in.
+
+Limits: a request that gets no place in a step has others rest in every other step only, because a step
+without work would take no time. No request rests in more than `MOST_RESTS` steps in a row. Nothing rests
+for a request that is being blended, because blends take what a step leaves. With a single namespace this
+module does nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ class _Live:
 
 
 class Precedence:
-    """One per engine, in the scheduler's thread."""
+    """Which requests come first; one per engine, in the scheduler's thread."""
 
     def __init__(self) -> None:
         self._live: dict[str, _Live] = {}

@@ -1,11 +1,13 @@
 """The blocks of requests. Blends and captures need some that vLLM gives up behind a sliding window.
 
-With its hybrid KV cache manager vLLM gives a request blocks for the tokens that a window's layers still
-look at, and its null block for all before. But a blend puts the KV of all its tokens into the cache, in
-every layer: a token in the middle of a prompt that is computed looks at those before it. So a blend gets
-blocks in the places of the null ones, out of vLLM's pool, and gives them back when it ends. What stays is
-what vLLM keeps of a computed prompt. And a chunk that is captured is read when the last of its tokens is
-computed: blocks that its first ones have had are kept until then.
+With its hybrid KV cache manager, vLLM gives the layers with a window blocks for the tokens that they
+still attend to, and its null block for all tokens before. A blend needs more: it puts the KV of all its
+tokens into the cache, in every layer, because a computed token in the middle of the prompt attends to the
+tokens before it. So a blend takes blocks out of vLLM's pool in place of the null ones, and gives them
+back when it ends. Then the request has the blocks that a computed prompt has.
+
+A chunk that is captured is read when its last token is computed. The blocks of its first tokens are kept
+until then.
 """
 
 from __future__ import annotations
@@ -71,10 +73,10 @@ class _Kept:
 
 
 class RequestBlocks:
-    """One per engine, in the scheduler's thread.
+    """Knows which blocks each request has; one per engine, in the scheduler's thread.
 
     Args:
-        config: of vLLM's cache.
+        config: the one of vLLM's cache.
         block_size: tokens of a block, the same in all groups.
 
     Attributes:

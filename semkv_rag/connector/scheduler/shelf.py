@@ -1,7 +1,7 @@
-"""One namespace's chunks as a catalogue holds them: in a window file, what came later in memory.
+"""One namespace's chunks in a catalogue: most of them in a window file, newer ones in memory.
 
-A request never waits for more than a few of what is new: the rest is taken in in the background, and the
-prompt is matched against what is there. Once enough came that is not in the file, it is written anew.
+A request waits for a few new chunks at most. The rest are taken in in the background, and the prompt is
+matched against what is there already. When enough chunks are not in the file, the file is written anew.
 """
 
 from __future__ import annotations

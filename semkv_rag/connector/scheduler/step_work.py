@@ -52,7 +52,7 @@ class StepWork:
         scheduled: Mapping[str, tuple[int, int]],
         requests: Mapping[str, TrackedRequest],
     ) -> StepMetadata:
-        """Of the coming step; called once, after its requests were scheduled.
+        """The metadata of the coming step. Called once, after its requests were scheduled.
 
         Args:
             planned: the requests that got their plan since the last one.
@@ -83,7 +83,7 @@ class StepWork:
         )
 
     def _first_forward(self, tracked: TrackedRequest, end: int) -> FirstForward:
-        """Of a blended request whose tokens up to `end` are computed by the step."""
+        """The first forward of a blended request. The step computes its tokens up to `end`."""
         task = tracked.blend
         assert task is not None
         tracked.blend = None

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def first_report(request: Request, options: ReuseOptions, reason: str | None = None) -> ReuseReport:
-    """Of a request that is served plainly, as long as it has no plan."""
+    """The report of a request that has no plan: it is served plainly so far."""
     return ReuseReport(
         kv_cache="skip",
         prompt_tokens=request.num_prompt_tokens,

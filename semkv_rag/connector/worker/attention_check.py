@@ -24,7 +24,7 @@ from semkv_rag.connector.worker.model.slice import Slice
 LIKE_QUERY = 3.0
 """How much of a key is its query."""
 ROWS = 64
-"""Of the reference at a time."""
+"""Rows of the reference that are computed at a time."""
 
 
 def scattered(tokens: int, runs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -92,7 +92,7 @@ def attention_error(
     given = [placed(one) for one in (queries, *fresh)]
 
     def attend() -> Tensor:
-        """In as many forwards as a blend would take."""
+        """vLLM's attention, in as many forwards as a blend would take."""
         parts, begin = [], 0
         while begin < len(positions):
             rest = positions[begin:]

@@ -1,10 +1,10 @@
 """Chunks in memory: the tier above the files.
 
 A chunk's K and V of all layers, and its sensitivities, stand in one piece of the memory, as its file has
-them: a codec that makes files smaller has the memory hold more. They are read
-from its file by the first that asks, a few layers at a time, and verified as they are read. So whoever
-waits for the first layer does not wait for the last, and the thread that reads ahead and the one that
-loads a blend share the work on a chunk that both want.
+them. So the memory holds more chunks where a codec makes files smaller. The first reader that asks for a
+chunk reads it from its file, a few layers at a time, and verifies them. So a reader that waits for the
+first layer does not wait for the last. If both the thread that reads ahead and the one that loads a blend
+want a chunk, they share the work.
 
 The chunk that was used longest ago makes room. These do not:
 
@@ -156,7 +156,7 @@ class HeldChunk:
 
 
 class ChunkMemory:
-    """One per worker; safe for threads.
+    """The chunks in memory; one per worker, safe for threads.
 
     Args:
         arena: where chunks stand.

@@ -66,7 +66,7 @@ class Failed:
 
 
 class BlendExecutor:
-    """One per worker.
+    """The worker's half of the connector; one per worker.
 
     Args:
         place: where the store is.

@@ -124,7 +124,7 @@ class _Gate:
         self._covered = PREFIX_TOKENS + CHUNK_TOKENS
 
     def agreed(self, reason: str | None) -> str | None:
-        """Of all ranks."""
+        """The reason that all ranks agree on: this rank's, another's, or None."""
         return agreed(reason, self._blocks.device)
 
     def find_rotation(self) -> str | None:

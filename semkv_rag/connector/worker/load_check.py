@@ -16,10 +16,10 @@ from semkv_rag.store.codecs import EncodedLayer, codec_named, codec_names
 logger = logging.getLogger(__name__)
 
 TOKENS = 200
-"""Of a chunk that is made up: several groups of the codecs' scales."""
+"""Tokens of the chunk that is made up: several groups of the codecs' scales."""
 
 LEFT_OUT = 9
-"""Of its first tokens, which a span leaves out."""
+"""Tokens at its beginning that a span leaves out."""
 
 SHIFT = 23
 

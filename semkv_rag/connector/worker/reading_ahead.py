@@ -11,7 +11,7 @@ from semkv_rag.connector.worker.chunk_files import ChunkFiles
 
 
 class ReadingAhead:
-    """One per worker, in the thread of the model; its own thread reads.
+    """Reads chunks of queued requests in a thread of its own; one per worker, in the model's thread.
 
     Args:
         files: whose memory is filled.

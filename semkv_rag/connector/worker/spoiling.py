@@ -1,11 +1,11 @@
 """KV that is no number: found before it stays in the paged cache.
 
-What is stored is finite, but values that no model computes may overflow in the forward, and the KV behind
-them is NaN then. Whoever gets the blocks next would read what is left in them: attention kernels read the
-slots that they mask, too, and NaN times zero is NaN.
+Stored KV is finite. But values that no model computes may overflow in the forward, and then the KV of the
+tokens behind them is NaN. The next request that gets the blocks would read it, because attention kernels
+also read the slots that they mask, and NaN times zero is NaN.
 
-NaN in a token's KV reaches all that attends to it, in the layers above. A step's last token attends to
-all before it: its KV in the last layer tells of the whole request.
+NaN in a token's KV spreads, layer by layer, to every token that attends to it. A step's last token
+attends to all tokens before it, so its KV in the last layer tells about the whole request.
 """
 
 from __future__ import annotations

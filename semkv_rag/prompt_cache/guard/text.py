@@ -1,4 +1,4 @@
-"""From a prompt to its tokens: contractions written out, framing off, phrases replaced."""
+"""Turns a prompt into tokens: contractions written out, framing taken off, phrases replaced."""
 
 from __future__ import annotations
 

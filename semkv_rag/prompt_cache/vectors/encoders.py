@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Reads = Literal["text", "image"]
 
 MAX_WINDOWS = 8
-"""Of a text that is longer than its encoder takes, the most windows that are encoded."""
+"""The most windows that are encoded of a text that is longer than its encoder takes."""
 
 
 class Encoder(Protocol):

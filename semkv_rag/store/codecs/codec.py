@@ -1,7 +1,7 @@
 """What a codec is: K and V of a layer as a fixed set of named tensors, and back.
 
-Files and memory hold the tensors; the thread that loads a blend decodes them, on the device that the
-model is on, on their way into the blocks.
+Files and memory hold the tensors. The thread that loads a blend decodes them on the model's device, just
+before it writes K and V into the blocks.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def rounded_up(scale: Tensor) -> Tensor:
 
 
 def divided(numbers: Tensor, scale: Tensor) -> Tensor:
-    """In float32; by 1 where the scale is 0, since all that it scales is 0 then."""
+    """Numbers over their scale, float32. Where the scale is 0 so are the numbers, and they stay."""
     scale = scale.float()
     return numbers / torch.where(scale == 0, 1.0, scale)
 

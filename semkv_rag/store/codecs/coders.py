@@ -31,7 +31,7 @@ from semkv_rag.store.codecs.coded import Coded
 from semkv_rag.store.codecs.codes import around_middle, packed, signed, unpacked
 
 MULTIPLE = 4
-"""Of a head's size, for lossy coders: so that each tensor has an even number of bytes."""
+"""What a head's size must be a multiple of, for lossy coders: then tensors have even numbers of bytes."""
 
 FP8_LARGEST = 448.0
 _FP8_BITS = -0x4080
@@ -39,7 +39,7 @@ _FP8_BITS = -0x4080
 
 
 class Coder(ABC):
-    """Of K or of V.
+    """Codes K, or V, and decodes it.
 
     Attributes:
         names: its tensors, as they are called behind `k` or `v`.
@@ -314,7 +314,7 @@ class Channels(Coder):
 
 
 def by_token(parts: Mapping[str, Tensor], rows: slice) -> Coded:
-    """Of codes, [tokens, heads, dim], with a scale for each token and head."""
+    """What a kernel needs of codes, [tokens, heads, dim], that have a scale for each token and head."""
     return Coded(heads_of(parts[""].shape), parts[""][rows], parts[".scale"][rows][..., None])
 
 
@@ -329,7 +329,7 @@ def require(shape: HeadShape, dtype: torch.dtype) -> None:
 
 
 def heads_of(shape: tuple[int, ...]) -> HeadShape:
-    """Of [rows, heads, dim].
+    """Heads and their size, of a shape [rows, heads, dim].
 
     Raises:
         ValueError: it is no such shape.

@@ -92,4 +92,4 @@ CODECS: Final = (
     PairCodec("k8v4", Channels(8, group=512), Rows4(group=32)),
     PairCodec("int4", Channels(4, group=64), Rows4(group=32)),
 )
-"""In the order in which people are told of them."""
+"""The codecs that there are, in the order in which they are listed for people."""

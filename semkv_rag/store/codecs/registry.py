@@ -35,5 +35,5 @@ def codec_named(name: str) -> Codec:
 
 
 def codec_names() -> tuple[str, ...]:
-    """Of all of them."""
+    """The names of all codecs."""
     return tuple(_codecs)

@@ -1,8 +1,9 @@
 """Files beneath a store's root, reached without following a symbolic link.
 
-Whoever can write to the folder could otherwise have others read, write or delete files elsewhere. The
-root itself may be reached through links: the operator chose it. Below it each folder is opened in the
-one before, so that not even a link that is put there meanwhile is followed.
+Without this, anybody who can write to the folder could make other users' processes read, write or delete
+files elsewhere. The root itself may be reached through links, because the operator chose it. Below the
+root each folder is opened relative to the one above it, so that a link that is put there meanwhile is not
+followed either.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ SENSITIVITY: Final = "sensitivity"
 """The tensor that a chunk may have besides: `semkv_rag.blend.sensitivity`."""
 MAX_RANKS: Final = 1024
 MAX_TOKENS: Final = 1 << 24
-"""Of a chunk, and of its context: they are read whole when its file is opened."""
+"""The most tokens of a chunk, and of its context. They are read whole when its file is opened."""
 _MODEL: Final = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z_.-]{0,127}")
 
 

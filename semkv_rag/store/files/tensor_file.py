@@ -35,7 +35,7 @@ from semkv_rag.store.files.tensor_format import PREFIX, SAFETENSORS_NAMES, TAIL,
 
 MAX_HEADER_BYTES: Final = 4 << 20
 _MAX_SIDE: Final = (1 << 31) - 1
-"""Of a tensor: what torch and the index can hold, also where another side is 0."""
+"""The longest side of a tensor that torch and the index can hold, also where another side is 0."""
 _PIECE_BYTES: Final = 16 << 20
 _LONGEST_TEXT: Final = 500
 """Characters of an error that quotes a file; its header may have millions."""

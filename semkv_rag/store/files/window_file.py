@@ -1,8 +1,9 @@
 """Window files: a namespace's chunks as the matcher looks for them, so that opening reads no tokens.
 
-A file of tensors like the others, whole or not there; one for each model and namespace. It may be lost at
-any time: it is made again from the index. What it says is compared with the stored tokens, so an old one
-serves too, from the change on that it names. docs/store.md is the specification.
+It is a file of tensors like the others, one for each model and namespace, and is replaced as a whole. It
+may be lost at any time: it is made again from the index. Whatever it says is compared with the stored
+tokens. So an old file serves, too: it names the change that it ends with, and later ones are added.
+docs/store.md is the specification.
 """
 
 from __future__ import annotations

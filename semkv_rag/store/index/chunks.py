@@ -239,7 +239,7 @@ def stats(connection: Connection, namespace: str | None) -> list[NamespaceStats]
 
 
 def _is_lossless(codec: str) -> bool:
-    """Of one that a newer version wrote nothing is known."""
+    """Whether a codec loses nothing. False for one of a newer version, of which nothing is known."""
     try:
         return codec_named(codec).lossless
     except OptionError:

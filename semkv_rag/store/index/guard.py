@@ -1,7 +1,8 @@
 """Conditions under which a transaction must not be committed.
 
-To read whether one holds takes a turn of the client's, while all other writers wait (`index.send`). So
-each is a statement that fails where it holds. The caller then reads what happened, and begins anew.
+Reading whether a condition holds takes a round trip, and all other writers wait meanwhile (`index.send`).
+So each condition is a statement that fails where it holds. The caller then reads what happened and begins
+anew.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rows put under their key, many in one statement, whether or not there is one with that key.
 
-SQLite and PostgreSQL say it in the same words, for which SQLAlchemy has two constructs.
+SQLite and PostgreSQL have the same SQL for this, but SQLAlchemy has a construct for each.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ from semkv_rag.store.index.send import UNREAD
 Answer = TypeVar("Answer")
 
 _LOCK_SHARE = 0.75
-"""Of the patience, what a statement may wait for a lock: the server then says so before the client
-gives up, and the connection stays good."""
+"""The share of the patience that a statement may wait for a lock. The server gives up before the client
+does, and the connection stays good."""
 
 _PLAIN_INSERT = re.compile(
     r"(INSERT INTO [^()]+\([^()]+\) VALUES )(\(.*\))( ON CONFLICT \([^()]+\) DO [^()]+)?", re.DOTALL

@@ -1,7 +1,8 @@
 """Statements about objects that are being deleted.
 
-Deleting an object takes too long to keep all writers waiting. So it is noted here before and behind, and
-who promises a chunk asks whether its object was being deleted since it was last seen there.
+Deleting an object takes too long to keep all writers waiting. So a row here says that it is being
+deleted, from before until after. A writer that promises a chunk asks whether its object was being deleted
+since the writer last saw it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Statements whose answers nobody reads.
 
-Every other writer waits while a write transaction holds the lock, and each answer that is read takes a
-round trip, which on a busy machine is two processes' turns. PostgreSQL gets these statements together
-with the next one whose answer is read, or with the commit. So read last, or not at all: conditions can
-be part of a statement. SQLite has no round trips.
+While a write transaction holds the lock, every other writer waits. Each answer that is read takes a round
+trip, for which two processes must get their turn on a busy machine. So PostgreSQL gets these statements
+together with the next one whose answer is read, or with the commit. Write transactions therefore read
+last or not at all: a condition can be part of a statement. SQLite has no round trips.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ THREADS: Final = 16
 
 
 class Fetching:
-    """One per store that is open; safe for threads.
+    """Fetches files from the object store; one per open store, safe for threads.
 
     Args:
         root: the folder of the cache, below which files have the objects' names.
@@ -45,7 +45,7 @@ class Fetching:
         self.answers = Answers()
 
     def wait(self, timeout_s: float) -> FileWait:
-        """For a request's files, which are fetched behind those of earlier ones."""
+        """A wait for a request's files, which are fetched behind those of earlier requests."""
         return FileWait(self.answers, timeout_s, next(self._orders))
 
     def _soon(self, work: Callable[[], None], wait: FileWait) -> None:

@@ -16,7 +16,7 @@ from semkv_rag.store.objects.objects import Part
 from semkv_rag.store.objects.waiting import Answers
 
 FIRST_BYTES: Final = 1 << 20
-"""Of the first piece: a file's header, and its first layers."""
+"""Bytes of the first piece: a file's header and its first layers."""
 PIECE_BYTES: Final = 2 << 20
 LEAST_BYTES_PER_S: Final = 50_000_000
 

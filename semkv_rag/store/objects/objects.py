@@ -1,7 +1,7 @@
 """An object store: what of it the store needs, each call bounded in time.
 
-obstore is imported when the first object is asked for. Its threads do not outlive a fork: a process that
-was forked behind that is refused, where it would wait for ever.
+obstore is imported when the first object is asked for. Its threads do not survive a fork, and a process
+that is forked after that would wait for ever. So it is refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Chunk and state files whose bytes are in the local folder, or on their way there.
 
-A file in the folder that is damaged is removed, and fetched anew, once. What comes from the object store
-damaged is damaged.
+A damaged file in the folder is removed and fetched anew, once. If the object store's file is damaged,
+too, the file counts as damaged.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""After a request waited in vain for an object store the others do not wait at all for a while; then one
-of them tries again.
+"""After a request waited in vain for an object store, other requests do not wait for it for a while. Then
+one of them tries again.
 """
 
 from __future__ import annotations

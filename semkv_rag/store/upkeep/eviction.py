@@ -1,6 +1,6 @@
 """What goes by itself: the longest unused beyond a number of bytes, and what expired; nothing pinned.
 
-In short transactions, and what is over is counted anew in each: others add and evict meanwhile.
+It works in short transactions. Each counts anew what is over, because others add and evict meanwhile.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Adding within the store's limits: what is over makes room, in the transaction that adds.
 
-So limits hold whoever adds, and however many do so at once. Who goes is chosen before that transaction,
-while nobody waits, and chosen anew where others used the room meanwhile. Called with each chunk and
-state that is promised; where there are no limits that is one small query.
+So the limits hold, however many processes add at once. The chunks that go are chosen before that
+transaction, while no writer waits, and chosen anew where others used the room meanwhile. This is called
+for each chunk and state that is promised. Where there are no limits it is one small query.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What goes because somebody says so, pinned or not: documents, all that a model or a namespace has.
 
-Beside live traffic: at most 64 chunks in a transaction, the documents last, so that one that is killed
-leaves documents that are seen to be incomplete.
+It runs beside live traffic, so a transaction removes at most 64 chunks. Documents go last: a run that is
+killed leaves documents that are seen to be incomplete.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from semkv_rag.store.upkeep.findings import BrokenError, Verification
 
 
 class StateChecks(Verification):
-    """Of stored images' features."""
+    """Verifies the stored features of images."""
 
     def check_states(self) -> None:
         """Every state's row: its file is there and sound."""

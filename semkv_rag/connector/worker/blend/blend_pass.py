@@ -1,6 +1,7 @@
 """Blends one request: fills its paged KV from stored chunks and computes the rest.
 
-What it does is in `blend_run`; here is what outlives a blend, the model and which tokens were picked.
+`blend_run` has one blend's steps. This module has what outlives a blend: the model, and which tokens were
+picked for a prompt.
 """
 
 from __future__ import annotations

@@ -33,11 +33,11 @@ SCRAP = 32
 
 
 class BlendQueue:
-    """One per worker, in the thread of the model.
+    """The blends of one worker, in the thread of the model.
 
     Args:
-        open_sources: of a task's chunks.
-        draft_kv: of the model that drafts, in the paged cache.
+        open_sources: opens a task's chunks.
+        draft_kv: the paged KV of the model that drafts.
 
     Attributes:
         results: of the blends that ended, by request; whoever takes them empties it.

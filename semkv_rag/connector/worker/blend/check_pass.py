@@ -31,7 +31,7 @@ class CheckPass(Watcher):
     def deviation(
         self, selector: Selector, candidates: Tensor, stored: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """Of each candidate, over this rank's heads, [candidates], float32.
+        """How far each candidate is off, over this rank's heads, [candidates], float32.
 
         Args:
             candidates: their positions, [candidates], int64, ascending.

@@ -15,7 +15,7 @@ from semkv_rag.connector.worker.ranks import Ranks
 
 
 class Expectation:
-    """Of one blend whose selector weighs attention by sensitivity.
+    """What one blend is expected to lose. Its selector weighs attention by sensitivity.
 
     Args:
         attention: what the question gives each candidate, [layers, candidates].

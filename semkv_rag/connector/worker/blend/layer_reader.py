@@ -1,7 +1,7 @@
 """The stored layers of a blend's spans, in the order in which they are written.
 
-Where the model is on a CPU, the thread that loads reads each as it comes to it. A device takes them
-faster than one core reads and checks them: there other threads read some ahead, into memory that it
+On a CPU the thread that loads reads each layer itself when its turn comes. A device takes layers faster
+than one core reads and checks them. So other threads read some ahead there, into memory that the device
 copies from.
 """
 
@@ -28,7 +28,7 @@ Read: TypeAlias = Callable[[int, Span], EncodedLayer]
 
 
 class LoadingThreads:
-    """One per worker.
+    """The threads that load stored KV; one set per worker.
 
     Attributes:
         loader: one thread, which brings stored KV into the cache.
@@ -49,7 +49,9 @@ class LoadingThreads:
 
 
 class LayerReader(AbstractContextManager["LayerReader"]):
-    """Of one blend, in the thread that loads. At the block's end nobody reads any more.
+    """Hands out the stored layers of one blend in order, in the thread that loads.
+
+    At the end of its `with` block nobody reads any more.
 
     Args:
         order: which layers of which spans.

@@ -1,8 +1,8 @@
-"""The tokens behind a blend, to see that the model gives numbers with the stored KV.
+"""A forward over the tokens behind a blend, which shows whether the stored KV gives numbers.
 
-Values that no model computes may overflow in a forward. Where vLLM can take a running request back, its
-first forward tells (`spoiling`). Elsewhere the blend looks itself, before the request is let in: it
-computes the next tokens of the prompt, which vLLM computes once more behind it.
+Values that no model computes may overflow in a forward. Where vLLM can take a running request back, the
+request's first forward shows it (`spoiling`). Elsewhere the blend looks before the request is let in: it
+computes the next tokens of the prompt, and vLLM computes them once more afterwards.
 """
 
 from __future__ import annotations

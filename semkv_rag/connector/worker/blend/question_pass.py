@@ -8,10 +8,10 @@ The question stands behind the plan's tokens, where the scheduler may not have g
 goes to borrowed blocks, which are put back. What stays in the cache is the stored KV of all layers, as a
 blend behind it would have written it, and the KV of the fresh text.
 
-A weight is the softmax over the tokens that can be picked and those that ask: what else there is,
-the text between chunks and whatever vLLM's prefix cache holds, is left out, so that the choice does not
-depend on what happened to be cached. A layer with a sliding window gives what is outside of it nothing,
-and an attention sink takes its part.
+A weight is the softmax over the tokens that can be picked and those of the question. The text between
+chunks and the tokens in vLLM's prefix cache are left out, so that the choice does not depend on what
+happened to be cached. In a layer with a sliding window, tokens outside of it get the weight 0. An
+attention sink takes its share.
 """
 
 from __future__ import annotations

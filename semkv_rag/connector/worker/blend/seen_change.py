@@ -1,6 +1,6 @@
 """How far the stored V of computed tokens were off, seen while they are computed.
 
-To read the cache back takes its time, so only some layers are looked at.
+Reading the cache back takes time, so only some layers are read.
 """
 
 from __future__ import annotations

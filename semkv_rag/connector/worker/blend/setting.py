@@ -18,7 +18,7 @@ KEPT_KEYS_BYTES = 256 << 20
 
 @dataclass(eq=False)
 class BlendSetting:
-    """One per worker.
+    """What all blends of a worker share.
 
     Attributes:
         model: the loaded model; the rotations of its layers are found.

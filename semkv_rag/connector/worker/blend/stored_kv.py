@@ -81,9 +81,9 @@ class LostSources(AbstractContextManager[Mapping[str, KVSource]]):
 
 
 class StoredKV:
-    """Of one blend. Begins at once.
+    """Brings the stored KV of one blend into the cache, from now on.
 
-    Computed rows are written over it later: to write all of a span is cheaper than to leave rows out.
+    It writes whole spans, which is cheaper than to leave rows out: computed rows overwrite them later.
 
     Args:
         spans: those that are written, in prompt order.

@@ -1,10 +1,12 @@
 """Capture: keeping the KV of chunks that vLLM has prefilled.
 
-The scheduler side says in which step the last of a chunk's tokens are computed, and in which blocks of
-the paged cache the chunk stands by then. Behind that step's forward its blocks are copied as they are,
-whoever filled them: this forward or earlier ones, a blend, or another request whose blocks vLLM shares.
+The scheduler side says which step computes the last of a chunk's tokens, and which blocks of the paged
+cache hold the chunk then. The worker copies these blocks behind that step's forward. It does not matter
+what filled them: this forward, an earlier one, a blend, or another request whose blocks vLLM shares.
+
 A background thread unpacks the copies and writes the chunk's file, so that the next step does not wait
-for the disk; a prompt's, which nobody waits for, as soon as the model pauses.
+for the disk. Nobody waits for the file of a whole prompt, so it is written when the model pauses
+(`lull`).
 """
 
 from __future__ import annotations
@@ -69,12 +71,12 @@ class _Copy:
 
 @dataclass
 class ChunkCapture:
-    """One per worker.
+    """Copies KV out of the paged cache and has it written; one per worker.
 
     Attributes:
         files: the store's.
-        layouts: of each layer's blocks.
-        teller: of what became of captures.
+        layouts: those of each layer's blocks.
+        teller: reports what became of captures.
         codec: by which chunks are written.
         adapters: None where the engine serves none.
     """

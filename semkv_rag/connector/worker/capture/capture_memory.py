@@ -15,13 +15,13 @@ from torch import Tensor
 
 KEPT_BYTES = 256 << 20
 MOST_BYTES = 2 << 30
-"""Of all captures under way: one that begins beyond it waits, or is not made."""
+"""Bytes of all captures under way. A capture beyond them waits, or is not made."""
 STEPS = 8
 """Sizes from one power of two to the next: memory fits captures of about the same length."""
 
 
 class CaptureMemory:
-    """One per worker; safe for threads."""
+    """Host memory that captures share; one per worker, safe for threads."""
 
     def __init__(self) -> None:
         self._free: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)

@@ -1,9 +1,9 @@
-"""Lulls: moments in which vLLM neither begins nor ends a step, so that what can wait is in nobody's way.
+"""Lulls: moments in which vLLM neither begins nor ends a step. Work that can wait is done in them.
 
-A captured prompt's file is not needed before somebody asks the like of it again. Steps begin and end in
-other threads and processes, vLLM's engine and its front end, which on a machine with few cores share the
-ones that the model leaves: written then, or during an answer's short steps, a file would delay each of
-them. Between requests, and while a long prefill keeps the model's own cores busy, the others are idle.
+Nobody needs a captured prompt's file before the prompt is asked again. Steps begin and end in vLLM's
+engine process and its front end. On a machine with few cores these share the cores that the model leaves,
+and a file that is written there delays each of an answer's short steps. Those cores are idle between
+requests, and during a long prefill, which keeps only the model's own cores busy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ MOST_BYTES = 256 << 20
 
 
 class Lull:
-    """One per worker. Steps are told by the worker's own thread; safe for threads that wait."""
+    """Lets writers wait until the model rests; one per worker.
+
+    The worker's own thread tells of steps; any thread may wait.
+    """
 
     def __init__(self) -> None:
         self._last_change = time.monotonic() - LULL_S

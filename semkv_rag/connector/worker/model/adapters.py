@@ -26,7 +26,7 @@ from semkv_rag.errors import OptionError
 logger = logging.getLogger(__name__)
 
 UNKNOWN = "unknown"
-"""In a digest's place: the files changed while they were loaded, or could not be read."""
+"""The digest of files that changed while they were loaded, or could not be read."""
 
 
 class OtherAdapter(Exception):
@@ -34,7 +34,7 @@ class OtherAdapter(Exception):
 
 
 class Adapters:
-    """One per worker, in the thread of the model.
+    """The LoRA adapters that the worker has loaded; one per worker, in the thread of the model.
 
     Args:
         manager: vLLM's, of the model runner. Two of its methods are looked on at from now on.
@@ -77,7 +77,7 @@ class Adapters:
         return new
 
     def fault(self, adapter: Adapter) -> str | None:
-        """In words, why this adapter's rows cannot be computed, or None. It is loaded, if it was not."""
+        """Why this adapter's rows cannot be computed, in words, or None. Loads it, if it was not."""
         try:
             self._manager.add_adapter(_kept(adapter.request))
         except Exception as error:

@@ -1,8 +1,9 @@
 """Rows without an adapter, beside rows with one, in vLLM's forwards on a CPU.
 
-vLLM marks such rows by the index -1. Its kernels for a CPU take that for the last adapter there is, and a
-request of the model alone gets another model's answer, and KV, whenever it shares a forward. What these
-kernels compute is a product, so rows of zeros add nothing.
+vLLM marks rows without an adapter by the index -1. Its kernels for a CPU take that for the last adapter
+there is. So a request without an adapter that shares a forward with others gets the answer, and the KV,
+of another model. The kernels compute a product, so the fix is to give them rows of zeros, which add
+nothing.
 """
 
 from __future__ import annotations

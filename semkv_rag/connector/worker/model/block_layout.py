@@ -84,7 +84,7 @@ class BlockLayout:
 
     @property
     def shapes(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-        """Of a block's K and V, each [block tokens, kv_heads, head_dim]."""
+        """The shapes of a block's K and V, each [block tokens, kv_heads, head_dim]."""
         return self.keys.shape, self.values.shape
 
     @property

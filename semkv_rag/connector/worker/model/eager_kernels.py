@@ -1,9 +1,9 @@
 """vLLM's own kernels for what a compiled model leaves to Inductor.
 
-Where vLLM compiles a model, it has norms, activations and rotary embeddings done by PyTorch's operations,
-one by one, which Inductor fuses. A forward that skips the compiled model would run them as they stand, on
-a GPU with several launches for each. So while one of ours runs, these layers use the kernels of an
-engine started with `enforce_eager`.
+In a compiled model, vLLM's norms, activations and rotary embeddings consist of PyTorch's operations,
+which Inductor fuses. A blend's forward skips the compiled model and would run these operations one by
+one, with several launches for each on a GPU. So during a blend's forward these layers use the kernels
+that an engine with `enforce_eager` uses.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ than call a kernel, and are left alone."""
 
 
 class EagerKernels:
-    """Of one model; nothing changes where it is not compiled."""
+    """The kernels of one model. Nothing changes where the model is not compiled."""
 
     def __init__(self, model: nn.Module, config: VllmConfig) -> None:
         # Each with its usual method, and the one that calls the kernel.

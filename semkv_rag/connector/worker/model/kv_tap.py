@@ -2,9 +2,9 @@
 
 vLLM's attention hands all freshly computed K and V to `impl.do_kv_cache_update`, in plain
 `[tokens, kv_heads, head_dim]` whatever the backend's cache layout. The tap wraps that call on each layer;
-what its arguments are, the layer's kind knows (`layer.py`). With no handler set it costs one attribute
-look-up; a handler sees K and V before they are written. `write` is the same call used the other way: it
-puts K and V into the paged cache.
+`layer.py` knows its arguments for each kind of layer. A handler sees K and V before they are written.
+With no handler set the tap costs one attribute look-up. `write` uses the same call to put K and V into
+the paged cache.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Layers with multi-head latent attention (MLA), whose cache holds one entry for all heads.
 
-A token's entry is its latent, of which each head makes its own keys and values, and behind it the part of
-the keys that turns with the position, which heads share. To blends and to files the second is K and the
-first is V, both of one head: K moves and V does not, as everywhere.
+A token's entry has two parts: the latent, from which each head makes its own keys and values, and the
+part of the keys that turns with the position, which all heads share. Blends and files treat the second
+part as K and the first as V, both of one head. So K moves and V does not, as in every other layer.
 
-vLLM computes MLA in two ways. A prompt's tokens have keys and values made of the latents; a token that
-is decoded has its queries taken into the space of the latents ("absorbed") and attends to the cache as
-it is. The tokens of a blend go the second way, each as a sequence of its own: every backend can do that
-at any position, nothing is made of the latents of the tokens that are reused, and the queries that pass
-are those that fall on what is stored.
+vLLM computes MLA in two ways. In a prefill it makes keys and values of the latents. In a decode it takes
+the query into the space of the latents ("absorbed") and attends to the cache as it is. The tokens of a
+blend go the second way, each as a sequence of its own, for three reasons: every backend can do that at
+any position; no keys and values have to be made of the reused tokens' latents; and the KV tap sees the
+queries that are multiplied with what is stored.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LatentLayer(Layer):
 
     @property
     def kv_shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Of the part that turns, and of the latent; the same on all ranks."""
+        """`(1, dim)` of the part that turns, and of the latent; the same on all ranks."""
         attention = self.attention
         return (1, int(attention.qk_rope_head_dim)), (1, int(attention.kv_lora_rank))
 

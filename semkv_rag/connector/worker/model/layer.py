@@ -1,7 +1,7 @@
-"""One decoder layer as blends see it, and the kind of its cache: here K and V of heads.
+"""One decoder layer as blends see it. Its cache holds K and V of heads.
 
-What differs from kind to kind is what passes through the tap, how it is written, and what queries fall
-on. Another kind is another class (`latent.py`).
+Layers with another kind of cache are another class (`latent.py`). The kinds differ in what passes through
+the KV tap, in how it is written, and in what queries are multiplied with.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Layer:
 
     @property
     def query_dim(self) -> int:
-        """Of each head of what the attention module is given."""
+        """The size of each head of the queries that the attention module is given."""
         return self.kv_shapes[0][1]
 
     def alike(self, queries: Tensor) -> Tensor:

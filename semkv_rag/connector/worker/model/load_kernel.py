@@ -1,7 +1,7 @@
 """Stored KV into a paged cache, in Triton: decoded, moved and written in one go.
 
-Each number is read once, as it is stored, and written once. Otherwise decoding, the product with the
-rotation and vLLM's write are kernels one behind the other, and each reads what the one before wrote.
+This kernel reads each number once, as it is stored, and writes it once. Without it, decoding, the product
+with the rotation and vLLM's write are three kernels, and each reads what the one before it wrote.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from semkv_rag.connector.worker.model.strides import Strides
 from semkv_rag.store.codecs.coded import Coded, Join
 
 TOKENS = 32
-"""Of a tile."""
+"""Tokens of a tile."""
 
 DIMS = 64
-"""Of a tile, at most."""
+"""The most numbers of each token in a tile."""
 
 
 def load(

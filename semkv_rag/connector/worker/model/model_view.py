@@ -72,7 +72,7 @@ def model_layers(model: nn.Module, config: VllmConfig) -> list[Layer]:
 
 
 def _check_positions(model: Any) -> None:
-    """Of models with M-RoPE: in text all three rows are to be the token's number."""
+    """Make sure that a model with M-RoPE gives text the token's number in all three rows."""
     positions, _ = model.get_mrope_input_positions([0] * 8, [])
     if not torch.equal(positions.cpu(), torch.arange(8).expand(len(positions), -1)):
         raise Unservable("in text its tokens stand at other positions than their number")

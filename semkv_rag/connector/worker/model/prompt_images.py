@@ -67,7 +67,7 @@ class PromptImages:
         return self._positions[:, numbers.clamp(max=last)] + (numbers - last).clamp(min=0)
 
     def offset(self, begin: int, end: int) -> int:
-        """By how much positions of text differ from the tokens' numbers in the prompt.
+        """The difference of positions of text from the tokens' numbers in the prompt.
 
         Args:
             begin: the first token of text without an image in it.

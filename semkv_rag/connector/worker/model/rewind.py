@@ -1,8 +1,9 @@
-"""Requests that vLLM's second model runner counts further than the scheduler does.
+"""Takes requests back in vLLM's second model runner when the scheduler takes them back.
 
-Where KV turns out to be no number behind a request's first forward, the scheduler takes the request back
-to the blend's beginning. The first model runner is told in each step how far each request is. The second
-one keeps that count itself, on the device, and adds to it: it does not see a request go back.
+The scheduler takes a request back to the blend's beginning where its first forward shows that its KV is
+no number. vLLM tells its first model runner in each step how many tokens of each request are computed.
+The second model runner keeps that count itself, on the device, and only adds to it. So it has to be set
+back.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """Of the slices of one forward, in order.
+    """The runs of the slices of one forward, in order.
 
     Attributes:
         query_start: where each run begins among the forward's tokens, and their end, [runs + 1], int32.

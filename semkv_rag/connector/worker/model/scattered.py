@@ -28,7 +28,7 @@ from semkv_rag.connector.worker.model.runs import Runs
 from semkv_rag.connector.worker.model.slice import Slice
 
 MOST_RUNS = 1024
-"""Of one forward. Backends keep a block table for each, 32 MB at 128k tokens of context."""
+"""The most runs of a forward. Backends keep a block table for each: 32 MB at 128k tokens of context."""
 
 
 class ScatteredAttention:

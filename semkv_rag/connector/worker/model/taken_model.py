@@ -44,7 +44,7 @@ def take_model(runner: Any, config: VllmConfig) -> tuple[SlicedModel, Sequence[B
 
 
 def _require_servable(spec: KVCacheSpec, block_size: int) -> None:
-    """Of a group of layers.
+    """Make sure that a group of layers can be served.
 
     Raises:
         Unservable: it cannot be served with reuse.
