@@ -189,7 +189,7 @@ def install(worker: Any) -> tuple[bool, str | None]:
     from semkv_rag.connector.worker.model.sliced_model import SlicedModel
 
     device_stream.torch = _Torch()  # type: ignore[assignment]
-    KVTap._see = _on_device(KVTap._see)  # type: ignore[method-assign]
+    KVTap._handle = _on_device(KVTap._handle)  # type: ignore[method-assign]
     SlicedModel._run = _on_device(SlicedModel._run, answers=True)  # type: ignore[method-assign]
     sinks = Layer.sinks.fget  # the model's own
     Layer.sinks = property(lambda layer: _marked(sinks(layer)))  # type: ignore[method-assign,assignment,misc]

@@ -22,13 +22,13 @@ class Touches:
     def __init__(self, touch: Callable[[set[str]], None]) -> None:
         self._touch = touch
         self._used: set[str] = set()
-        self._told_at = time.monotonic()
+        self._handed_on_at = time.monotonic()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="semkv-touch")
 
     def note(self, ids: Iterable[str]) -> None:
         """These were used now."""
         self._used.update(ids)
-        if time.monotonic() - self._told_at > TOUCH_SECONDS:
+        if time.monotonic() - self._handed_on_at > TOUCH_SECONDS:
             self._touch_used()
 
     def close(self) -> None:
@@ -40,7 +40,7 @@ class Touches:
                 self._touch(self._used)
 
     def _touch_used(self) -> None:
-        self._told_at = time.monotonic()
+        self._handed_on_at = time.monotonic()
         used, self._used = self._used, set()
         if used:
             self._thread.submit(self._touch, used)

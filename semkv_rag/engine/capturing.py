@@ -111,6 +111,6 @@ class Capturing:
         now = time.monotonic()
         pending.prefilled_at = pending.prefilled_at or now
         # While others are written, it waits behind them.
-        if now - max(pending.prefilled_at, self._tickets.told_at) > WRITE_TIMEOUT_SECONDS:
+        if now - max(pending.prefilled_at, self._tickets.heard_at) > WRITE_TIMEOUT_SECONDS:
             return CaptureResult(pending.item, 0, "the engine did not say that it was written")
         return None

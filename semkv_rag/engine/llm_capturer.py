@@ -136,7 +136,7 @@ class LLMCapturer:
         tickets, began = self._tickets, time.monotonic()
         try:
             # While others are written, it waits behind them.
-            while time.monotonic() < max(began, tickets.told_at) + WRITE_TIMEOUT_SECONDS:
+            while time.monotonic() < max(began, tickets.heard_at) + WRITE_TIMEOUT_SECONDS:
                 seen = tickets.news
                 if (ranks := tickets.results(ticket)) is not None:
                     errors = [fields["error"] for fields in ranks if fields["error"]]

@@ -25,7 +25,7 @@ class Tickets:
     Attributes:
         ended: how many captures were `kept` (their files are written), `failed`, or `dropped`: their
             requests ended without them, or nobody waited any more.
-        told_at: when the last result came, by `time.monotonic`.
+        heard_at: when the last result came, by `time.monotonic`.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class Tickets:
         self._changed = threading.Condition()
         self._numbers = itertools.count()
         self._waiting: dict[int, list[Mapping[str, Any]]] = {}
-        self._is_told = False
+        self._workers_report = False
         self._asked_at = time.monotonic()
         self._news = 0
         self.ended: Counter[str] = Counter()
-        self.told_at = time.monotonic()
+        self.heard_at = time.monotonic()
 
     def draw(self) -> int:
         """A new ticket, whose results are kept from now on."""
@@ -51,14 +51,14 @@ class Tickets:
     def tell(self, fields: Mapping[str, Any]) -> None:
         """Take what a worker says by itself."""
         with self._changed:
-            self._is_told = True
+            self._workers_report = True
             self._add([fields])
 
     def ask(self) -> None:
         """Ask the engine for what was not told, if it was not asked of late."""
         now = time.monotonic()
         with self._changed:
-            if now < self._asked_at + (MISSED_S if self._is_told else ASKED_S):
+            if now < self._asked_at + (MISSED_S if self._workers_report else ASKED_S):
                 return
             self._asked_at = now
         taken = self._take()
@@ -69,7 +69,7 @@ class Tickets:
         for fields in results:
             if fields["ticket"] in self._waiting:
                 self._waiting[fields["ticket"]].append(fields)
-                self.told_at = time.monotonic()
+                self.heard_at = time.monotonic()
                 self._wake()
 
     def results(self, ticket: int) -> list[Mapping[str, Any]] | None:

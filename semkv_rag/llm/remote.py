@@ -85,12 +85,12 @@ class RemoteBackend:
                 return self._client.get(
                     f"{self._root}/semkv/v1/info",
                     cast_to=dict[str, Any],
-                    options={"params": self._whose(namespace)},
+                    options={"params": self._params(namespace)},
                 )
             except openai.NotFoundError:
                 return None
 
-    def _whose(self, namespace: str | None) -> dict[str, str]:
+    def _params(self, namespace: str | None) -> dict[str, str]:
         """What our own routes are told: the model or adapter, and the tenant, where named."""
         given = {"model": self._wanted, "namespace": namespace}
         return {name: value for name, value in given.items() if value is not None}
@@ -101,10 +101,10 @@ class RemoteBackend:
 
     @property
     def context_window(self) -> int:
-        told = self._card.model_extra or {}
+        own = self._card.model_extra or {}
         # An adapter's card names the model that it belongs to, and no window.
-        parent = next((card for card in self._cards if card.id == told.get("parent")), self._card)
-        window = told.get("max_model_len") or (parent.model_extra or {}).get("max_model_len")
+        parent = next((card for card in self._cards if card.id == own.get("parent")), self._card)
+        window = own.get("max_model_len") or (parent.model_extra or {}).get("max_model_len")
         if not isinstance(window, int):
             raise EngineError(f"{self._base_url} does not tell its context window: is it vLLM?")
         return window
@@ -205,7 +205,7 @@ class RemoteBackend:
             "documents": [{"name": name, "chunks": list(texts)} for name, texts in documents],
             "prefix": prefix,
             "context": list(context),
-            **self._whose(namespace),
+            **self._params(namespace),
         }
         with self._errors(), self._ours():
             events = self._client.post(
@@ -224,7 +224,7 @@ class RemoteBackend:
         raise EngineError(f"{self._root} ended before it had stored everything: is it stopping?")
 
     def forget(self, sources: Iterable[str], *, namespace: str | None = None) -> int:
-        body = {"sources": list(sources), **self._whose(namespace)}
+        body = {"sources": list(sources), **self._params(namespace)}
         with self._errors(), self._ours():
             url = f"{self._root}/semkv/v1/forget"
             answer = self._client.post(url, body=body, cast_to=dict[str, Any])

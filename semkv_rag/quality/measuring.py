@@ -235,7 +235,7 @@ class _Run:
         full = self._ask(prompt, replace(first.options, enabled=False))
         samples = {}
         for setting in self._settings:
-            other = probe if setting is first else self._told_and_asked(question, prompt, setting)
+            other = probe if setting is first else self._report_and_ask(question, prompt, setting)
             if not other.report.reused_tokens:
                 reason = f"{setting.name}: {other.report.reason}"
                 self._failed.append(LeftOut(question.name, reason))
@@ -245,7 +245,7 @@ class _Run:
         self._journal.add(question.name, prompt, compared)
         return compared
 
-    def _told_and_asked(
+    def _report_and_ask(
         self, question: Question, prompt: Sequence[int], setting: Setting
     ) -> Completion:
         self._report_progress(question)

@@ -91,7 +91,7 @@ class Console:
                 "changes": self._changes,
                 "chunks": sum(one.chunks for one in stats),
                 "bytes": sum(one.bytes for one in stats),
-                "requests": [_told(one) for one in seen],
+                "requests": [_request_fields(one) for one in seen],
                 "outcomes": Counter(one.report.kv_cache for one in seen),
                 "ttft_ms": {
                     kind: median(times)
@@ -105,12 +105,12 @@ class Console:
         namespace, model, store = _namespace(), self._capturer.fingerprint, self._capturer.store
         wanted = request.query_params.get("name", "").lower()
 
-        def look() -> dict[str, Any]:
+        def find() -> dict[str, Any]:
             found = [one for one in store.sources(model, namespace) if wanted in one.name.lower()]
             shown = found[:SHOWN_DOCUMENTS]
             records = store.get(model, namespace, {id_ for one in shown for id_ in one.chunk_ids})
 
-            def told(one: SourceInfo) -> dict[str, Any]:
+            def document_fields(one: SourceInfo) -> dict[str, Any]:
                 own = [records[id_] for id_ in one.chunk_ids if id_ in records]
                 return {
                     "name": one.name,
@@ -121,9 +121,9 @@ class Console:
                     "pinned": one.pinned,
                 }
 
-            return {"documents": [told(one) for one in shown], "total": len(found)}
+            return {"documents": [document_fields(one) for one in shown], "total": len(found)}
 
-        return JSONResponse(await asyncio.to_thread(look))
+        return JSONResponse(await asyncio.to_thread(find))
 
     async def _request(self, request: Request) -> Response:
         namespace = _namespace()
@@ -176,7 +176,7 @@ def _namespace() -> str:
     return caller.namespace
 
 
-def _told(one: SeenRequest) -> dict[str, Any]:
+def _request_fields(one: SeenRequest) -> dict[str, Any]:
     report = one.report
     return {
         "number": one.number,

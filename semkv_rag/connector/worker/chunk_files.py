@@ -110,8 +110,8 @@ class ChunkFiles:
         if self.memory is not None:
             self.memory.needed = {key for task in tasks for key in chunk_keys(task)}
 
-    def told(self, request_id: str, stats: BlendStats) -> BlendStats:
-        """What a blend did, with where its chunks came from."""
+    def with_origin(self, request_id: str, stats: BlendStats) -> BlendStats:
+        """These statistics of a blend, with where its chunks came from."""
         origin = self._origins.pop(request_id, None)
         if origin is None:
             return stats

@@ -264,7 +264,7 @@ class BlendExecutor:
         for request_id, result in queue.results.items():
             self._results[request_id] = result
             if result.stats is not None and self._files is not None:
-                stats = self._files.told(request_id, result.stats)
+                stats = self._files.with_origin(request_id, result.stats)
                 self._results[request_id] = replace(result, stats=stats)
         self._ended.update(queue.results)
         queue.results.clear()

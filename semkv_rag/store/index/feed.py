@@ -75,7 +75,7 @@ def append(connection: Connection, *news: News) -> None:
             for position, key in enumerate(one.keys)
         ]
         if rows:
-            send(connection, _told_where(one.where), rows)
+            send(connection, _insert_where(one.where), rows)
     _end(connection)
 
 
@@ -113,12 +113,12 @@ def _taken() -> ScalarSelect[int]:
 
 
 @lru_cache
-def _told_where(condition: ColumnElement[bool]) -> Insert:
+def _insert_where(condition: ColumnElement[bool]) -> Insert:
     """Inserts a change with the next number, if the condition holds."""
     number = _taken() + 1
     names = ["model", "namespace", "chunk_id", "added"]
-    told = [bindparam(name, type_=changes.c[name].type) for name in names]
-    return insert(changes).from_select(["seq", *names], select(number, *told).where(condition))
+    values = [bindparam(name, type_=changes.c[name].type) for name in names]
+    return insert(changes).from_select(["seq", *names], select(number, *values).where(condition))
 
 
 @lru_cache

@@ -30,7 +30,7 @@ _RECORD = select(
 )
 
 
-def _whose(model: str, namespace: str) -> ColumnElement[bool]:
+def _belongs_to(model: str, namespace: str) -> ColumnElement[bool]:
     return and_(prompts.c.model == model, prompts.c.namespace == namespace)
 
 
@@ -96,13 +96,13 @@ def find(
     connection: Connection, model: str, namespace: str, ids: Collection[str]
 ) -> list[PromptRecord]:
     """The prompts among `ids`, in no order."""
-    found = _RECORD.where(prompts.c.chunk_id.in_(ids), _whose(model, namespace))
+    found = _RECORD.where(prompts.c.chunk_id.in_(ids), _belongs_to(model, namespace))
     return [PromptRecord(*row) for row in connection.execute(found)]
 
 
 def with_key(connection: Connection, model: str, namespace: str, key: str) -> list[PromptRecord]:
     """The prompts of a key, the newest first."""
-    found = _RECORD.where(prompts.c.key == key, _whose(model, namespace))
+    found = _RECORD.where(prompts.c.key == key, _belongs_to(model, namespace))
     rows = connection.execute(found.order_by(prompts.c.created_at.desc(), prompts.c.chunk_id))
     return [PromptRecord(*row) for row in rows]
 
@@ -140,7 +140,7 @@ def vectors(
             embeddings.c.chunk_id.in_(ids),
             embeddings.c.layer == key.layer,
             embeddings.c.encoder == key.encoder,
-            _whose(model, namespace),
+            _belongs_to(model, namespace),
         )
     )
     return [(row[0], np.frombuffer(row[1], "<f4")) for row in connection.execute(found)]
@@ -156,7 +156,7 @@ def add_outcome(
 ) -> bool:
     """Write what came of an explored request; False when the prompt is not there any more."""
     there = select(prompts.c.chunk_id).where(
-        prompts.c.chunk_id == chunk_id, _whose(model, namespace)
+        prompts.c.chunk_id == chunk_id, _belongs_to(model, namespace)
     )
     if connection.execute(there).first() is None:
         return False
@@ -183,7 +183,7 @@ def outcomes_of(
             outcomes.c.chunk_id == chunk_id,
             outcomes.c.layer == key.layer,
             outcomes.c.encoder == key.encoder,
-            _whose(model, namespace),
+            _belongs_to(model, namespace),
         )
         .order_by(outcomes.c.id)
     )

@@ -107,12 +107,12 @@ class LocalCache:
             self.give_up(new)
 
     def give_up(self, new: NewFile) -> None:
-        """A file did not come."""
+        """Remove what there is of a file that did not come."""
         if new.path is not None:
             self._remove(new.path.with_name(new.temporary))
 
-    def came(self, size: int) -> None:
-        """So many bytes came to the folder by another way; of too many some are removed."""
+    def count_arrival(self, size: int) -> None:
+        """Count bytes that came to the folder by another way, and remove files where it is too full."""
         used = 0
         with suppress(OSError), self._count() as file:
             _add(file, size)

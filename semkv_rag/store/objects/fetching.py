@@ -48,7 +48,7 @@ class Fetching:
         """A wait for a request's files, which are fetched behind those of earlier requests."""
         return FileWait(self.answers, timeout_s, next(self._orders))
 
-    def _soon(self, work: Callable[[], None], wait: FileWait) -> None:
+    def _submit(self, work: Callable[[], None], wait: FileWait) -> None:
         """Have one of the threads do something, before any later pieces."""
         with self._lock:
             while len(self._threads) < THREADS:
@@ -74,7 +74,7 @@ class Fetching:
                 new = True
         wait.landings[path] = landing
         if new:
-            self._soon(partial(self._begin, path, landing, wait), wait)
+            self._submit(partial(self._begin, path, landing, wait), wait)
         return landing
 
     def fetch_apart(self, path: Path, wait: FileWait) -> Landing:
@@ -82,7 +82,7 @@ class Fetching:
         wait.begin()
         landing = Landing(in_memory, self._cache)
         wait.landings[path] = landing
-        self._soon(partial(self._begin, path, landing, wait), wait)
+        self._submit(partial(self._begin, path, landing, wait), wait)
         return landing
 
     def close(self) -> None:

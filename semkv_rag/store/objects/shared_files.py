@@ -125,7 +125,7 @@ class SharedFiles(LocalFiles):
     def write(self, path: Path, make: Callable[[Path], int]) -> int:
         try:
             size = make(path)
-            self.cache.came(size)
+            self.cache.count_arrival(size)
             with os.fdopen(open_file(path), "rb") as file:
                 self._put(path, file)
             return size

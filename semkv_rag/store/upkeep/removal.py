@@ -136,7 +136,7 @@ def collection_preview(
     """
     gone: dict[str, Record] = {}
 
-    def going(records: Iterable[Record]) -> Taken:
+    def taken(records: Iterable[Record]) -> Taken:
         found = [record for record in records if record.id not in gone]
         gone.update((record.id, record) for record in found)
         return counted(connection, found)
@@ -144,13 +144,13 @@ def collection_preview(
     of_models = [
         added(
             [
-                going(everything(connection, model, None)),
+                taken(everything(connection, model, None)),
                 Taken(sources=sources.count(connection, model, None)),
             ]
         )
         for model in models
     ]
-    late = going(expired(connection, now, instead))
+    late = taken(expired(connection, now, instead))
     over: list[Taken] = []
     known = {limit.namespace: limit for limit in limits.every(connection)}
     if instead is not None:
@@ -163,7 +163,7 @@ def collection_preview(
                 record.bytes for record in gone.values() if name in (None, record.namespace)
             )
             staying = (r for r in unused_longest(connection, name) if r.id not in gone)
-            over.append(going(list(first_bytes(staying, left - limit.max_bytes))))
+            over.append(taken(list(first_bytes(staying, left - limit.max_bytes))))
     return Collected(added(of_models), late, added(over))
 
 

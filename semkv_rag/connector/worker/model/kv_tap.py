@@ -35,10 +35,10 @@ class KVTap:
         for index, layer in enumerate(layers):
             update = layer.attention.impl.do_kv_cache_update
             self._update.append(update)
-            tapped = layer.tapped(update, partial(self._see, index))
+            tapped = layer.tapped(update, partial(self._handle, index))
             layer.attention.impl.do_kv_cache_update = tapped
 
-    def _see(self, index: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    def _handle(self, index: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         if self.handler is not None:
             self.handler(index, keys, values, slots)
 
