@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.engine.launch import (
@@ -19,6 +20,9 @@ from semkv_rag.engine.launch import (
 from semkv_rag.server.serve import _default_arguments
 from semkv_rag.store import place_of
 from workbench.tiny_models import build_tiny_model
+
+LATENT_BLOCK_TOKENS = 128 if torch.cpu._is_amx_tile_supported() else 16
+"""vLLM's own choice for latents: its kernel without AMX has blocks of 16 alone."""
 
 SIZED = ["--enforce-eager", "--kv-cache-memory-bytes", str(CPU_KV_CACHE_BYTES)]
 
@@ -56,7 +60,7 @@ def test_the_server_gets_them_as_options(given: list[str], added: list[str]) -> 
     [
         ("llama", {}, CPU_BLOCK_TOKENS),
         ("llama", {"block_size": 64}, 64),
-        ("deepseek_v2", {}, 16),  # the only ones that vLLM's kernel for latents has
+        ("deepseek_v2", {}, LATENT_BLOCK_TOKENS),
     ],
 )
 def test_blocks_are_small_unless_the_user_or_the_model_says_otherwise(
@@ -71,4 +75,5 @@ def test_blocks_are_small_unless_the_user_or_the_model_says_otherwise(
     assert obstacle is None
     assert config.cache_config.block_size == tokens
     plain, _ = resolve(arguments, None)
-    assert plain.cache_config.block_size == given.get("block_size", tokens if tokens == 16 else 128)
+    vllm_tokens = LATENT_BLOCK_TOKENS if arch == "deepseek_v2" else 128
+    assert plain.cache_config.block_size == given.get("block_size", vllm_tokens)
