@@ -107,7 +107,7 @@ class ReuseReport:
     token_map: TokenMap | None = None
 
     def with_images(self, loaded: int, computed: int, near: int, reason: str | None) -> ReuseReport:
-        """This report with what became of the request's images. KV may cover them: then none went in."""
+        """This report with the outcome of its images. An image that KV covers is not counted."""
         fusion: Status = "miss" if computed else "hit" if loaded else "skip"
         reasons = [text for text in (self.reason, reason) if text]
         return replace(

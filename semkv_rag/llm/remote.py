@@ -111,7 +111,7 @@ class RemoteBackend:
 
     @cached_property
     def has_chat_template(self) -> bool:
-        """Whether there is one. A plain vLLM shows it by tokenizing a message, or refusing to."""
+        """Whether the model has one. A plain vLLM without one refuses to tokenize a message."""
         if self._info is not None:
             return bool(self._info["has_chat_template"])
         messages = [{"role": "user", "content": "?"}]

@@ -42,7 +42,7 @@ _SPARE = 64
 """Candidates that may turn out shorter than they looked, beyond those that fit into the prompt."""
 
 _AGAIN = 128
-"""The spare candidates that are verified after a first round that covered all there seemed to be."""
+"""How many candidates are still verified after a first round that seemed to cover everything."""
 
 _EXTRA = 64
 """Candidates that are verified for what little they may add."""

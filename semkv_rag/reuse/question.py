@@ -2,8 +2,8 @@
 
 The question is the text behind the last stored chunk. It has at least `LEAST` tokens, because a prompt
 may end with a chunk and a template's few tokens. It has at most `MOST` tokens, the prompt's last ones,
-because each costs as much as a recomputed token. Of a longer text only these are read, as though they
-stood right behind the chunks.
+because each costs as much as a recomputed token. If the text is longer, only these are read, as though
+they stood right behind the chunks.
 """
 
 from __future__ import annotations

@@ -159,7 +159,8 @@ def test_what_one_engine_stores_another_finds_within_a_second(
             blended(engine, prompt, namespace=namespace, ratio=ratio)
             for engine in (folder, writer, replica)
         ]
-        assert [answer.report.kv_cache for answer in answers] == ["hit"] * 3
+        reasons = [answer.report.reason for answer in answers]
+        assert [answer.report.kv_cache for answer in answers] == ["hit"] * 3, reasons
         assert [answer.report.reused_tokens for answer in answers] == [270] * 3
         for answer in answers[1:]:
             assert_same(answer, answers[0])

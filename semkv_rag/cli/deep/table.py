@@ -16,14 +16,14 @@ RATE = "_bytes_per_s"
 def print_results(about: Mapping[str, Any], results: Sequence[Result]) -> None:
     """Print what was checked on, a row for each result, and how to mend what is wrong."""
     typer.echo(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in about.items()))
-    rows = [(one.check, one.case, one.status, _words_of(one)) for one in results]
+    rows = [(one.check, one.case, one.status, _message_and_figures(one)) for one in results]
     print_table(("check", "case", "result", "figures"), rows)
     for one in results:
         if one.fix:
             typer.echo(f"{one.check}, {one.case}: to mend it: {one.fix}")
 
 
-def _words_of(result: Result) -> str:
+def _message_and_figures(result: Result) -> str:
     figures = [in_words_of(name, value) for name, value in result.figures.items()]
     return ", ".join([*([result.message] if result.message else []), *figures])
 

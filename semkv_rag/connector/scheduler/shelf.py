@@ -1,7 +1,7 @@
 """One namespace's chunks in a catalogue: most of them in a window file, newer ones in memory.
 
-A request waits for a few new chunks at most. The rest are taken in in the background, and the prompt is
-matched against what is there already. When enough chunks are not in the file, the file is written anew.
+A request waits for a few new chunks at most. The rest are added in the background, and the prompt is
+matched against what is there already. When the file lacks enough chunks, it is written anew.
 """
 
 from __future__ import annotations

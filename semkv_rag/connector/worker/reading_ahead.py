@@ -11,7 +11,7 @@ from semkv_rag.connector.worker.chunk_files import ChunkFiles
 
 
 class ReadingAhead:
-    """Reads chunks of queued requests in a thread of its own; one per worker, in the model's thread.
+    """Has a thread of its own read the chunks of queued requests; one per worker, in the model's thread.
 
     Args:
         files: whose memory is filled.

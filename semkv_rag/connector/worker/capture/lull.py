@@ -20,9 +20,9 @@ MOST_BYTES = 256 << 20
 
 
 class Lull:
-    """Lets writers wait until the model rests; one per worker.
+    """Knows when there is a lull; one per worker.
 
-    The worker's own thread tells of steps; any thread may wait.
+    The worker's own thread reports steps; any thread may wait for a lull.
     """
 
     def __init__(self) -> None:
