@@ -12,8 +12,11 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from multiprocessing import forkserver, reduction
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 PRELOAD = [
     "vllm.v1.engine.core",
@@ -29,6 +32,9 @@ PRELOAD = [
     "semkv_rag.connector.images.connector",
     "workbench.preloaded",
 ]
+
+SPINS = "SEMKV_TESTS_SPIN"
+"""Set when an engine is started: its processes wait for messages as a user's do."""
 
 
 class _Descriptor:
@@ -61,7 +67,8 @@ class _Process(ForkServerProcess):
         os.environ.update(self._environment)
         # The engine process forks its worker, as vLLM does by default on a GPU.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
-        _wait_without_spinning()
+        if SPINS not in os.environ:
+            _wait_without_spinning()
         for target, given in enumerate(self._outputs, start=1):
             os.dup2(given.number, target)
             os.close(given.number)
@@ -92,3 +99,20 @@ def install() -> None:
 
     preload()
     utils.get_mp_context = _Context
+
+
+def call(function: Callable[..., T], *arguments: Any) -> T:
+    """What a module's function returns in a process of its own, which has imported vLLM."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = _Process(target=_answer, args=(sender, function, *arguments))
+    process.start()
+    sender.close()
+    try:
+        answer: T = receiver.recv()  # EOFError: it ended before, and has printed why
+    finally:
+        process.join()
+    return answer
+
+
+def _answer(sender: Connection, function: Callable[..., T], *arguments: Any) -> None:
+    sender.send(function(*arguments))

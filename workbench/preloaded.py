@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 
 from vllm.platforms import current_platform
+from vllm.v1.sample import sampler
 
 
 def _nothing() -> None:
@@ -18,6 +19,10 @@ def _nothing() -> None:
 
 current_platform.register_triton_kernel_overrides()  # looks at each name of each module
 type(current_platform).register_triton_kernel_overrides = staticmethod(_nothing)  # type: ignore[assignment]
+
+# The rank of a log probability is a count, compiled or not. Compiling it takes each engine three seconds.
+compiled = sampler.batched_count_greater_than
+sampler.batched_count_greater_than = compiled._torchdynamo_orig_callable
 
 gc.collect()
 gc.freeze()

@@ -1,21 +1,10 @@
-"""vLLM's engine with our connector, all in this process, stepped by hand: who gets tokens in which step.
-
-    python -m workbench.steps FOLDER
-
-FOLDER is for the store. Prints one JSON object: the answers, by whether others were there, and in which
-steps each request got a token.
-"""
+"""vLLM with our connector, all in one process, stepped by hand: who gets tokens in which step."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
-
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
@@ -69,7 +58,15 @@ class Stepped:
             count = None if count is None else count - 1
 
 
-def main(folder: Path) -> dict[str, Any]:
+def who_gets_tokens(folder: Path) -> dict[str, Any]:
+    """The answers, by whether others were there, and in which steps each request got a token.
+
+    For a process of its own: its engine takes settings of the whole process.
+
+    Args:
+        folder: for the store.
+    """
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     transfer = transfer_config(
         place_of(folder), index_url=None, reuse=ReuseOptions(), request_namespace=False
     )
@@ -102,7 +99,3 @@ def main(folder: Path) -> dict[str, Any]:
         alone[name] = run.tokens[name]
     steps = {"steps before the first": BEFORE, "steps of its prefill": FIRST_TOKENS // BUDGET}
     return {**told, "alone": alone, **steps}
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1]))))

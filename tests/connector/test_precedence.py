@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 import pytest
 from vllm.v1.request import RequestStatus
 
 from semkv_rag.connector.scheduler.precedence import MOST_RESTS, Precedence
-from workbench.settings import ROOT
-from workbench.starts import run_program
+from workbench import forkserver, steps
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `workbench.steps` prints of real steps of vLLM."""
-    done = run_program(
-        sys.executable, "-m", "workbench.steps", tmp_path_factory.mktemp("store"), cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
-    printed: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return printed
+    """What is seen of real steps of vLLM."""
+    return forkserver.call(steps.who_gets_tokens, tmp_path_factory.mktemp("store"))
 
 
 @pytest.mark.engine
@@ -39,8 +31,8 @@ def test_others_rest_while_the_first_is_in_its_prefill(told: dict[str, Any]) -> 
 
 @pytest.mark.engine
 def test_nobody_who_decodes_rests_for_an_equal(told: dict[str, Any]) -> None:
-    for steps in told["equal"]["at"].values():
-        assert steps == list(range(steps[0], steps[0] + len(steps)))
+    for at in told["equal"]["at"].values():
+        assert at == list(range(at[0], at[0] + len(at)))
 
 
 @pytest.mark.engine

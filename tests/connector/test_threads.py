@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -21,39 +22,33 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def cores_of_threads(pool: str, *, bound: bool) -> list[set[int]]:
-    """The cores of two pools' threads in a process of its own, whose main thread is bound to one."""
-    code = f"""
-        import os, runpy
+POOLS = """
+    import os, runpy, sys
 
-        pool = runpy.run_path({THREADS!r})["{pool}"]
-        if {bound}:
-            os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
-        for _ in range(2):
-            print(*pool(1, "test").submit(os.sched_getaffinity, 0).result())
-    """
+    def cores(name):
+        pool = runpy.run_path(sys.argv[1])[name]
+        return [sorted(pool(1, "test").submit(os.sched_getaffinity, 0).result()) for _ in range(2)]
+
+    unbound = cores("pool_behind_model")
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    print([unbound, cores("pool_behind_model"), cores("pool_beside_model")])
+"""
+
+
+@pytest.mark.slow
+def test_behind_the_model_its_cores_are_left_alone_beside_it_all_are_used() -> None:
+    """In a process whose main thread is bound to one core: the model's. Two pools of each kind."""
     told = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], check=True, capture_output=True, text=True
+        [sys.executable, "-c", textwrap.dedent(POOLS), THREADS],
+        check=True,
+        capture_output=True,
+        text=True,
     )
-    return [{int(core) for core in line.split()} for line in told.stdout.splitlines()]
-
-
-@pytest.mark.slow
-def test_beside_the_model_all_cores_are_used() -> None:
-    every = os.sched_getaffinity(0)
-    assert cores_of_threads("pool_beside_model", bound=True) == [every, every]
-
-
-@pytest.mark.slow
-def test_behind_the_model_its_cores_are_left_alone() -> None:
-    others = os.sched_getaffinity(0) - {min(os.sched_getaffinity(0))}
-    assert cores_of_threads("pool_behind_model", bound=True) == [others, others]
-
-
-@pytest.mark.slow
-def test_a_model_that_is_bound_to_no_core_leaves_all() -> None:
-    every = os.sched_getaffinity(0)
-    assert cores_of_threads("pool_behind_model", bound=False) == [every, every]
+    unbound, behind, beside = json.loads(told.stdout)
+    every = sorted(os.sched_getaffinity(0))
+    assert unbound == [every, every], "the model is bound to no core"
+    assert behind == [every[1:], every[1:]]
+    assert beside == [every, every]
 
 
 TEAM = '''

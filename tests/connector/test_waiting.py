@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 import threading
 import time
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 from vllm.distributed.device_communicators import shm_broadcast
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
+from semkv_rag.connector import executor_class
 from semkv_rag.connector.executor_class import SPIN_S, WANTED_S, BriefSpin
 from semkv_rag.engine.launch import EXECUTOR
+from workbench.engines import Engines
+from workbench.forkserver import SPINS
+from workbench.inside import inside
 
 
 @pytest.fixture
@@ -62,37 +66,24 @@ def test_a_spin_ends_when_others_want_the_core(
     assert waiting.busy_loop_s == SPIN_S  # the next wait begins with a spin
 
 
-SCRIPT = """
-import sys, time
-import psutil
-from semkv_rag import Engine
-
-def used_s(processes):
-    return sum(sum(process.cpu_times()[:2]) for process in processes)
-
-if __name__ == "__main__":
-    model, store = sys.argv[1:]
-    with Engine(model, store=store, max_model_len=256, kv_cache_memory_bytes=1 << 26) as engine:
-        engine.generate("who leads ?", sampling={"max_tokens": 4})
-        processes = psutil.Process().children(recursive=True)
-        before = used_s(processes)
-        time.sleep(1)
-        executor = engine._llm.vllm_config.parallel_config.distributed_executor_backend
-        print(executor, len(processes), used_s(processes) - before)
-"""
-
-
 @pytest.mark.engine
 def test_an_engine_that_has_answered_leaves_the_cores_to_others(
-    reader: Path, tmp_path: Path
+    engines: Engines, reader: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a user starts it, not out of the tests' fork server."""
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, str(script), str(reader), str(tmp_path / "kv")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    executor, processes, used_s = done.stdout.splitlines()[-1].split()
-    assert executor == EXECUTOR  # which waits for the workers
-    assert int(processes) >= 2
-    assert float(used_s) < 0.4  # as vLLM has it, a worker spins for this second
+    monkeypatch.setenv(SPINS, "1")
+    with engines.own(reader) as engine:
+        assert engine._llm is not None
+        parallel = engine._llm.vllm_config.parallel_config
+        assert parallel.distributed_executor_backend == EXECUTOR  # which waits for the workers
+        assert inside(engine, lambda worker: executor_class.SPIN_S) == SPIN_S > 0
+        engine.generate("who leads ?", sampling={"max_tokens": 4})
+        worker = psutil.Process(inside(engine, lambda worker: os.getpid()))
+        processes = [worker, *worker.parents()[:1]]  # and the engine's
+        before = used_s(processes)
+        time.sleep(1)
+        assert used_s(processes) - before < 0.4  # as vLLM has it, a worker spins for this second
+
+
+def used_s(processes: list[psutil.Process]) -> float:
+    """The CPU time that they have used."""
+    return sum(sum(process.cpu_times()[:2]) for process in processes)

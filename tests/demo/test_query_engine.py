@@ -1,13 +1,19 @@
-"""`examples/query_engine.py` as a user runs it, on some questions: twice, over one store."""
+"""`examples/query_engine.py` on some questions: twice, over one store."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from llama_index.core import Settings
+from llama_index.core.instrumentation import get_dispatcher
 
 from semkv_rag import ReuseOptions
 from workbench.starts import run_program
@@ -24,19 +30,26 @@ def _ways(figures: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {line["way"]: line for line in figures["ways"]}
 
 
-def _run(folder: Path, *options: str) -> tuple[str, dict[str, Any]]:
-    out = folder / "demo.json"
-    command = [sys.executable, str(SCRIPT), "--model", str(READER), "--docs", str(CORPUS)]
-    command += ["--store", str(folder / "store"), "--out", str(out)]
-    ended = run_program(*command, *options)
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    return ended.stdout, json.loads(out.read_text())
+def _arguments(folder: Path, *options: str) -> list[str]:
+    inputs = ["--model", str(READER), "--docs", str(CORPUS), "--store", str(folder / "store")]
+    return [*inputs, "--out", str(folder / "demo.json"), *options]
 
 
 @pytest.fixture(scope="module")
-def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, dict[str, Any]]:
+def first_run(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Path, str, dict[str, Any]]]:
+    """In this process. `test_a_second_run…` and `make demo` run it as a program."""
     folder = tmp_path_factory.mktemp("demo")
-    return folder, *_run(folder, "--limit", str(QUESTIONS))
+    handlers = list(get_dispatcher().event_handlers)
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as said:
+        patch.syspath_prepend(str(SCRIPT.parent))
+        patch.setenv("COLUMNS", "80")
+        patch.setenv("TQDM_DISABLE", "1")  # as it does itself, for good
+        importlib.import_module(SCRIPT.stem).main(_arguments(folder, "--limit", str(QUESTIONS)))
+    yield folder, said.getvalue(), json.loads((folder / "demo.json").read_text())
+    get_dispatcher().event_handlers[:] = handlers
+    Settings.tokenizer = None  # type: ignore[assignment]  # the default again
 
 
 def test_it_answers_right_with_reuse(first_run: tuple[Path, str, dict[str, Any]]) -> None:
@@ -72,7 +85,10 @@ def test_a_second_run_finds_everything_and_takes_questions_without_answers(
     folder, _, _ = first_run
     questions = folder / "asked.json"
     questions.write_text(json.dumps([{"question": "which mascot does Mir bol have ?"}]))
-    printed, figures = _run(folder, "--questions", str(questions))
+    command = [sys.executable, SCRIPT, *_arguments(folder, "--questions", str(questions))]
+    ended = run_program(*command)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    printed, figures = ended.stdout, json.loads((folder / "demo.json").read_text())
     assert "40 found precomputed, 0 chunks" in printed
     assert figures["questions"] == 1
     assert _ways(figures)["plain"]["right"] is None

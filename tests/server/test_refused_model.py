@@ -7,10 +7,12 @@ from pathlib import Path
 
 import httpx
 import openai
+import pytest
 
 from workbench.server import Server
 
 
+@pytest.mark.soak  # in `make test` an engine answers such a model's requests: `test_isolation.py`
 def test_each_answer_says_why(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     with Server(tiny_model("lfm2"), tmp_path, ("--enforce-eager",)) as server:
         client = openai.OpenAI(base_url=server.base_url, api_key=server.api_key, max_retries=0)
