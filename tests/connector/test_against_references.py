@@ -34,7 +34,7 @@ OTHER = random_tokens(899, 30)
     scope="module",
     params=[
         ("qwen3", None),
-        ("glm", 96),
+        pytest.param(("glm", 96), marks=pytest.mark.soak),
         pytest.param(("deepseek_v2", None), marks=pytest.mark.soak),
     ],
     ids=str,

@@ -81,7 +81,13 @@ def test_blends_are_those_of_the_cpu(
 
 
 @pytest.mark.parametrize("codec", codec_names())
-@pytest.mark.parametrize("kernel", [False, True], ids=["decoded", "by the kernel"])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        pytest.param(False, id="decoded", marks=pytest.mark.soak),
+        pytest.param(True, id="by the kernel"),
+    ],
+)
 def test_each_codec(on_device: Engine, namespace: str, codec: str, kernel: bool) -> None:
     """`kernel`: with torch in its place, as in `test_kernel_loading`."""
     _, prompt = stored(on_device, namespace)

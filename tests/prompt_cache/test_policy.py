@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
+from semkv_rag.prompt_cache import PromptCacheOptions
 from semkv_rag.prompt_cache.guard import Outcome, decide
 
 Curve = Callable[[float], float]
@@ -52,7 +53,14 @@ def stream(curve: Curve, delta: float, seed: int, requests: int = REQUESTS) -> t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("delta", [0.01, 0.02, 0.05])
+@pytest.mark.parametrize(
+    "delta",
+    [
+        PromptCacheOptions().delta,
+        pytest.param(0.02, marks=pytest.mark.soak),
+        pytest.param(0.05, marks=pytest.mark.soak),
+    ],
+)
 def test_error_stays_under_the_bound(delta: float) -> None:
     """Of each kind of entry, and of all with 95 % confidence."""
     errors = {name: stream(curve, delta, seed) for seed, (name, curve) in enumerate(CURVES.items())}
