@@ -124,7 +124,7 @@ def _are_its_own(engine: Engine, who: str, report: ReuseReport, elsewhere: Seque
     if report.served_by or report.donor:
         return False
     assert engine.store is not None
-    chunks = engine.store.tokens(engine.fingerprint, who, report.chunk_ids)
+    chunks = engine.store.tokens(engine.fingerprint, who, report.chunk_ids, patient=True)
     return all(
         id_ in chunks and any(_in_words(chunks[id_].tokens) in words for words in elsewhere)
         for id_ in report.chunk_ids

@@ -26,10 +26,10 @@ def stored_of(
     """
     from semkv_rag.engine.mapping import completed
 
-    index = ChunkIndex(partial(store.tokens, model, namespace))
+    index = ChunkIndex(partial(store.tokens, model, namespace, patient=True))
     ids = [record.id for record in store.chunks(model, namespace)]
     for first in range(0, len(ids), READ_AT_ONCE):
-        found = store.tokens(model, namespace, ids[first : first + READ_AT_ONCE])
+        found = store.tokens(model, namespace, ids[first : first + READ_AT_ONCE], patient=True)
         index.add((id_, chunk.tokens) for id_, chunk in found.items())
     options = ReuseOptions(namespace=namespace)
     plan = make_plan(index.match(token_array(tokens)), len(tokens), options)

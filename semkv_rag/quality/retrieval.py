@@ -38,7 +38,7 @@ class StoredPassages:
         """The documents that were precomputed for `model` in `namespace`, decoded."""
         documents = []
         for source in store.sources(model, namespace):
-            stored = store.tokens(model, namespace, source.chunk_ids)
+            stored = store.tokens(model, namespace, source.chunk_ids, patient=True)
             # A chunk may be stored behind several contexts: its text stands there once.
             texts = dict.fromkeys(
                 tokenizer.decode(stored[id_].tokens.tolist(), skip_special_tokens=True).strip()

@@ -187,8 +187,7 @@ class KVStore(Closing):
 
         With `patient` it waits for the index as long as a write does: where no request waits for it.
         """
-        asked = self._database.scanning() if patient else self._database.reading()
-        with asked as connection:
+        with self._database.scanning() if patient else self._database.reading() as connection:
             found = chunks.records(connection, ids, model, namespace)
         return {record.id: record for record in found}
 
@@ -198,9 +197,11 @@ class KVStore(Closing):
         """Every chunk's record, in the order of the ids; None is any model or namespace."""
         return chain.from_iterable(self._contents.pages(model, namespace))
 
-    def tokens(self, model: str, namespace: str, ids: Iterable[str]) -> dict[str, StoredTokens]:
-        """The tokens of those of `ids` that are stored, as read-only arrays."""
-        with self._database.reading() as connection:
+    def tokens(
+        self, model: str, namespace: str, ids: Iterable[str], *, patient: bool = False
+    ) -> dict[str, StoredTokens]:
+        """The tokens of those of `ids` that are stored, as read-only arrays; `patient` as for `get`."""
+        with self._database.scanning() if patient else self._database.reading() as connection:
             return chunks.tokens(connection, ids, model, namespace)
 
     def changes(self, model: str, since: int, namespace: str | None = None) -> Changes:

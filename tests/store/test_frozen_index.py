@@ -126,7 +126,7 @@ def test_a_server_that_freezes_in_a_transaction(url: str, postgresql: PostgresSe
 def test_who_is_patient_waits_until_the_server_goes_on(
     tmp_path: Path, url: str, postgresql: PostgresServer
 ) -> None:
-    """A precompute run, and whoever lists, limits or writes: no request waits for them."""
+    """Runs for a corpus or a study, and whoever lists, limits or writes: no request waits for them."""
     with KVStore(tmp_path / "store", index_url=url) as store, ThreadPoolExecutor() as others:
         id_ = made.put(store, 1)
         with postgresql.frozen():
@@ -134,14 +134,15 @@ def test_who_is_patient_waits_until_the_server_goes_on(
                 read(store)  # a request's, after which the server is left alone
             asking = [
                 others.submit(store.get, made.MODEL, "default", [id_], patient=True),
+                others.submit(store.tokens, made.MODEL, "default", [id_], patient=True),
                 others.submit(store.sources),
                 others.submit(store.lifecycle.room, "default"),
                 others.submit(write, store),
             ]
             time.sleep(READ_S + 1)
             assert not any(one.done() for one in asking)
-        found, sources, room, _ = (one.result(10) for one in asking)
-        assert (list(found), sources, room) == ([id_], [], None)
+        found, tokens, sources, room, _ = (one.result(10) for one in asking)
+        assert (list(found), list(tokens), sources, room) == ([id_], [id_], [], None)
 
 
 def test_a_frozen_server_fails_a_write(store: KVStore, postgresql: PostgresServer) -> None:
