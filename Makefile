@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 INTEGRATIONS := integrations/llama-index-llms-semkv integrations/langchain-semkv
 
-.PHONY: setup test collected soak second-runner qwen-vl check docs release demo model bench lock clean
+.PHONY: setup test soak second-runner qwen-vl check docs release demo model bench lock clean
 
 setup: $(READY)
 
@@ -35,8 +35,7 @@ test: PROCESSES := 2
 test: setup
 	$(PYTEST) -m "not engine and not slow and not soak"
 else
-test: setup $(BROWSER)
-	$(MAKE) --no-print-directory -j 2 check collected
+test: check $(BROWSER)
 	$(PYTEST) --durations 15
 endif
 
@@ -95,11 +94,6 @@ check: setup
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports --no-cache
-
-# While mypy has one core: the tests, and what they import, are compiled once for all processes. What cannot be
-# collected is told by the run behind it.
-collected: setup
-	@-$(RUN) -m pytest --collect-only --quiet --quiet -p no:cacheprovider > /dev/null 2>&1
 
 # The documentation as a site, in build/site.
 docs: setup

@@ -102,13 +102,17 @@ def install() -> None:
 
 
 def call(function: Callable[..., T], *arguments: Any) -> T:
-    """What a module's function returns in a process of its own, which has imported vLLM."""
+    """What a module's function returns in a process of its own, which has imported vLLM.
+
+    Raises:
+        EOFError: the process ended without an answer; it has printed why.
+    """
     receiver, sender = multiprocessing.Pipe(duplex=False)
     process = _Process(target=_answer, args=(sender, function, *arguments))
     process.start()
     sender.close()
     try:
-        answer: T = receiver.recv()  # EOFError: it ended before, and has printed why
+        answer: T = receiver.recv()
     finally:
         process.join()
     return answer
