@@ -36,6 +36,10 @@ PRELOAD = [
 SPINS = "SEMKV_TESTS_SPIN"
 """Set when an engine is started: its processes wait for messages as a user's do."""
 
+BEHIND_TESTS = 5
+"""Niceness of engines. Some waits of a test's own process end after two seconds, and the engines of four
+such processes on two cores can keep it from running for as long."""
+
 
 class _Descriptor:
     """A file descriptor that reaches the new process."""
@@ -69,6 +73,7 @@ class _Process(ForkServerProcess):
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
         if SPINS not in os.environ:
             _wait_without_spinning()
+        os.nice(BEHIND_TESTS)
         for target, given in enumerate(self._outputs, start=1):
             os.dup2(given.number, target)
             os.close(given.number)
