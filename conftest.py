@@ -15,7 +15,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -33,14 +33,27 @@ os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+
+def own_cores(worker: int, workers: int) -> list[int]:
+    """The cores of a process of pytest-xdist."""
     cores = sorted(os.sched_getaffinity(0))
-    step = min(int(os.environ["PYTEST_XDIST_WORKER_COUNT"]), len(cores))
-    own = cores[int(worker.removeprefix("gw")) % step :: step]
+    step = min(workers, len(cores))
+    return cores[worker % step :: step]
+
+
+def threads(cores: list[int]) -> dict[str, str]:
+    """How many threads PyTorch has outside of vLLM, and Numba for drafts made of n-grams.
+
+    Threads of two processes that wait for each other's cores spin.
+    """
+    return dict.fromkeys(("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"), str(len(cores)))
+
+
+if name := os.environ.get("PYTEST_XDIST_WORKER"):
+    own = own_cores(int(name.removeprefix("gw")), int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, own)))
-    # PyTorch outside of vLLM: threads of two processes that wait for each other's cores spin.
-    os.environ.setdefault("OMP_NUM_THREADS", str(len(own)))
-    os.environ.setdefault("NUMBA_NUM_THREADS", str(len(own)))  # for drafts made of n-grams
+    for variable, number in threads(own).items():
+        os.environ.setdefault(variable, number)
 
 # No test is about time: a busy machine fails none.
 settings.register_profile("ours", deadline=None)
@@ -54,6 +67,9 @@ if TYPE_CHECKING:
     from workbench.server import Server
 
 pytest_plugins = ["workbench.starts"]
+
+FORKS = "fork_server"
+"""Under which a process of pytest-xdist is told the address of the fork server."""
 
 SHARED = ("server", "taught", "tools", "llava")
 """Fixtures that start a process for several files: tests that use the same one run in one process."""
@@ -89,6 +105,19 @@ LONGEST = (
 _counter = itertools.count()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """One fork server for all processes of pytest-xdist: it takes 15 s of a core to import vLLM."""
+    if "not engine" in node.config.option.markexpr:
+        return
+    from workbench import forkserver
+
+    with pytest.MonkeyPatch.context() as patched:
+        for variable, number in threads(own_cores(0, node.workerinput["workercount"])).items():
+            patched.setenv(variable, os.environ.get(variable, number))
+        node.workerinput[FORKS] = forkserver.share()
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Marks each test with what it needs and with the process that it shares."""
     fixtures = set(getattr(item, "fixturenames", ()))
@@ -115,7 +144,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if any(item.get_closest_marker("engine") for item in session.items):
         from workbench import forkserver, starts
 
-        forkserver.install()
+        forkserver.install(getattr(session.config, "workerinput", {}).get(FORKS))
         starts.count_engines()
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable
-from multiprocessing import forkserver, reduction
+from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any, TypeVar
@@ -98,12 +98,35 @@ def preload() -> None:
     forkserver.ensure_running()
 
 
-def install() -> None:
-    """Have vLLM take the engine processes of this process from the fork server."""
+def install(address: str | None = None) -> None:
+    """Have vLLM take the engine processes of this process from the fork server.
+
+    Args:
+        address: of a server that another process has started (`share`); one of its own, if left out.
+    """
     from vllm.v1.engine import utils
 
-    preload()
+    if address:
+        _join(address)
+    else:
+        preload()
     utils.get_mp_context = _Context
+
+
+def share() -> str:
+    """Start a fork server for other processes, too. It ends with this one. Returns its address."""
+    preload()
+    address: str = forkserver._forkserver._forkserver_address
+    return address
+
+
+def _join(address: str) -> None:
+    """Have `multiprocessing` of this process ask the fork server at `address`."""
+    server = forkserver._forkserver
+    server._forkserver_address = address
+    # A fork holds what keeps its server up. This one's is in the hands of the process that started it.
+    server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)
+    server.ensure_running = resource_tracker.ensure_running
 
 
 def call(function: Callable[..., T], *arguments: Any) -> T:
