@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 pytest_plugins = ["workbench.starts"]
 
 FORKS = "fork_server"
-"""Under which a process of pytest-xdist is told the address of the fork server."""
+"""The key under which the processes of pytest-xdist are given the fork server's address."""
 
 SHARED = ("server", "taught", "tools", "llava")
 """Fixtures that start a process for several files: tests that use the same one run in one process."""
@@ -112,6 +112,7 @@ def pytest_configure_node(node: Any) -> None:
         return
     from workbench import forkserver
 
+    # Libraries look at these when they are loaded, and the fork server loads them.
     with pytest.MonkeyPatch.context() as patched:
         for variable, number in threads(own_cores(0, node.workerinput["workercount"])).items():
             patched.setenv(variable, os.environ.get(variable, number))

@@ -37,8 +37,8 @@ SPINS = "SEMKV_TESTS_SPIN"
 """Set when an engine is started: its processes wait for messages as a user's do."""
 
 BEHIND_TESTS = 5
-"""Niceness of engines. Some waits of a test's own process end after two seconds, and the engines of four
-such processes on two cores can keep it from running for as long."""
+"""The niceness of engines. A test's own process has waits that end after two seconds, and many engines on
+two cores can keep it from running for that long."""
 
 
 class _Descriptor:
@@ -102,7 +102,7 @@ def install(address: str | None = None) -> None:
     """Have vLLM take the engine processes of this process from the fork server.
 
     Args:
-        address: of a server that another process has started (`share`); one of its own, if left out.
+        address: of the server that another process shares; if left out, this process starts its own.
     """
     from vllm.v1.engine import utils
 
@@ -114,7 +114,7 @@ def install(address: str | None = None) -> None:
 
 
 def share() -> str:
-    """Start a fork server for other processes, too. It ends with this one. Returns its address."""
+    """Start a fork server that others can use until this process ends: its address, for `install`."""
     preload()
     address: str = forkserver._forkserver._forkserver_address
     return address
@@ -124,7 +124,8 @@ def _join(address: str) -> None:
     """Have `multiprocessing` of this process ask the fork server at `address`."""
     server = forkserver._forkserver
     server._forkserver_address = address
-    # A fork holds what keeps its server up. This one's is in the hands of the process that started it.
+    # A client sends each fork a descriptor that keeps the server up. Any will do here: the process that
+    # started this server has the one that counts.
     server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)
     server.ensure_running = resource_tracker.ensure_running
 

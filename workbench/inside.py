@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import psutil
 
 from semkv_rag.connector.adapter import Adapter
 from semkv_rag.connector.messages import BlendTask, StepMetadata
@@ -25,6 +28,12 @@ def in_each(engine: Engine, function: Callable[[Any], T]) -> list[T]:
     assert engine._llm is not None
     answers: list[T] = engine._loop.call(engine._llm.collective_rpc(function))
     return answers
+
+
+def process_of(engine: Engine) -> psutil.Process:
+    """The engine's process, whose children are its workers."""
+    worker = psutil.Process(inside(engine, lambda worker: os.getpid()))
+    return worker.parents()[0]
 
 
 def picked_positions(

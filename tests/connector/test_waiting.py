@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -19,7 +18,7 @@ from semkv_rag.connector.executor_class import SPIN_S, WANTED_S, BriefSpin
 from semkv_rag.engine.launch import EXECUTOR
 from workbench.engines import Engines
 from workbench.forkserver import SPINS
-from workbench.inside import inside
+from workbench.inside import inside, process_of
 from workbench.starts import run_program
 
 IDLE_USES_S = 0.4
@@ -82,8 +81,8 @@ def test_an_engine_that_has_answered_leaves_the_cores_to_others(
         assert parallel.distributed_executor_backend == EXECUTOR  # which waits for the workers
         assert inside(engine, lambda worker: executor_class.SPIN_S) == SPIN_S > 0
         engine.generate("who leads ?", sampling={"max_tokens": 4})
-        worker = psutil.Process(inside(engine, lambda worker: os.getpid()))
-        processes = [worker, worker.parents()[0]]  # and the engine's
+        process = process_of(engine)
+        processes = [process, *process.children(recursive=True)]
         before = used_s(processes)
         time.sleep(1)
         assert used_s(processes) - before < IDLE_USES_S

@@ -23,7 +23,7 @@ from semkv_rag.prompt_cache import PromptCacheOptions
 from workbench.answers import assert_same, plain
 from workbench.chunks import Tokens, random_tokens, store_chunks
 from workbench.engines import Engines
-from workbench.inside import inside, open_chunk_files
+from workbench.inside import open_chunk_files, process_of
 
 pytestmark = [pytest.mark.soak, pytest.mark.engine, pytest.mark.timeout(0)]
 logger = logging.getLogger(__name__)  # shown with --log-cli-level=INFO
@@ -117,10 +117,10 @@ class Load:
 
     async def watch(self) -> None:
         """Note memory and file descriptors of all processes."""
-        worker = psutil.Process(inside(self.engine, lambda worker: os.getpid()))
-        family = [psutil.Process(), worker.parents()[0], worker]
+        own, engine = psutil.Process(), process_of(self.engine)
         while time.monotonic() < self.until:
             await asyncio.sleep(SAMPLE_S)
+            family = [own, engine, *engine.children(recursive=True)]
             self.bytes.append(sum(one.memory_info().rss for one in family))
             self.handles.append(sum(one.num_fds() for one in family))
             logger.info(
