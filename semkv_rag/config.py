@@ -24,18 +24,20 @@ class Preset:
 
     Attributes:
         promise: see `ReuseOptions`.
+        least_tokens: see `ReuseOptions`.
     """
 
     ratio: float
     selector: str
     check_layer: int
     promise: float
+    least_tokens: int = 0
 
 
 # Chosen by the measurements in docs/quality-real.md; nowhere else is a default of these written down.
 BALANCED = Preset(ratio=0.17, selector="sensitivity_attention", check_layer=1, promise=0.02)
 PRESETS: Mapping[str, Preset] = {
-    "fast": replace(BALANCED, ratio=0.08, promise=0.05),
+    "fast": replace(BALANCED, ratio=0.08, promise=0.05, least_tokens=96),
     "balanced": BALANCED,
     # Everything is computed but what is right as it is: exact spans, and vLLM's prefix cache.
     "exact": replace(BALANCED, ratio=1.0, promise=0.0),
@@ -56,6 +58,9 @@ class ReuseOptions:
             are computed for every reused token. At least 1: layer 0 sees no context.
         promise: the loss that `ratio="auto"` may cost on average: the KL divergence from full prefill
             over an answer's tokens, nats a token. Without `auto` it means nothing.
+        least_tokens: recomputed of a short prompt, though `ratio` is less: at least so many of the reused
+            tokens, but no larger share than `balanced` recomputes. What a question asks for is about
+            as long in a short prompt as in a long one. With `auto` it means nothing.
         question_tokens: how many tokens at the prompt's end are the question, for selectors that
             ask what it attends to. None: those behind the last stored chunk, within bounds
             (`semkv_rag.reuse.question`).
@@ -74,6 +79,7 @@ class ReuseOptions:
     selector: str = BALANCED.selector
     check_layer: int = BALANCED.check_layer
     promise: float = BALANCED.promise
+    least_tokens: int = BALANCED.least_tokens
     question_tokens: int | None = None
     namespace: str = DEFAULT_NAMESPACE
     source_version: str = ""
@@ -90,6 +96,10 @@ class ReuseOptions:
             check_selector(self.selector, knows_risk=self.ratio == AUTO)
         if not _is_number(self.promise) or not 0 <= self.promise <= MAX_PROMISE:
             raise OptionError(f"promise is {self.promise!r}: use nats a token, such as 0.02")
+        if type(self.least_tokens) is not int or self.least_tokens < 0:
+            raise OptionError(
+                f"least_tokens is {self.least_tokens!r}: use a number of tokens, or 0"
+            )
         if type(self.check_layer) is not int or self.check_layer < 1:
             raise OptionError(f"check_layer is {self.check_layer!r}: use a layer from 1 up")
         asked = self.question_tokens
@@ -101,15 +111,17 @@ class ReuseOptions:
         if not isinstance(self.source_version, str):
             raise OptionError(f"source_version is {self.source_version!r}: use a text")
 
-    @property
-    def effective_ratio(self) -> float:
-        """The ratio that the selector makes of `ratio`: 0 for `none`, 1 for `all`.
+    def ratio_of(self, reused_tokens: int) -> float:
+        """The ratio that comes of `ratio` and `least_tokens` for so many reused tokens.
 
-        For `auto` the one that it begins with.
+        0 for the selector `none`, 1 for `all`; for `auto` the ratio that it begins with.
         """
         if self.ratio == AUTO:
             return FIRST_RATIO if self.promise > 0 else 1.0
-        return {"none": 0.0, "all": 1.0}.get(self.selector, float(self.ratio))
+        if self.selector in ("none", "all"):
+            return float(self.selector == "all")
+        least = self.least_tokens / reused_tokens if reused_tokens else 0.0
+        return max(float(self.ratio), min(least, BALANCED.ratio))
 
     @classmethod
     def preset(cls, name: str, **others: Any) -> ReuseOptions:
@@ -127,8 +139,9 @@ class ReuseOptions:
         """`base` (the defaults, when left out) with `values` over it.
 
         Args:
-            values: options by name; `preset`, the name of one of `PRESETS`, stands for ratio,
-                selector, check layer and promise, where these are not given themselves.
+            values: options by name; `preset`, the name of one of `PRESETS`, stands for ratio, least
+                tokens, selector, check layer and promise, where these are not given themselves.
+                A ratio without least tokens is meant as it is: they are 0.
 
         Raises:
             OptionError: a key is unknown, or a value out of its range.
@@ -137,6 +150,8 @@ class ReuseOptions:
         if unknown := set(values) - known:
             raise OptionError(f"unknown option {sorted(unknown)}: there are {sorted(known)}")
         given = dict(values)
+        if "ratio" in given:
+            given.setdefault("least_tokens", 0)
         if "preset" in given:
             name = given.pop("preset")
             if not isinstance(name, str) or name not in PRESETS:
@@ -156,9 +171,11 @@ def _is_number(value: object) -> bool:
 def options_over(over: Mapping[str, Any], under: Mapping[str, Any]) -> dict[str, Any]:
     """Two mappings of options as one: a preset in `over` stands above what `under` says of its fields.
 
-    None, as a value, is an option that was not set.
+    So does a ratio above the least tokens. None, as a value, is an option that was not set.
     """
     hidden = PRESET_FIELDS if over.get("preset") is not None else ()
+    if over.get("ratio") is not None:
+        hidden = (*hidden, "least_tokens")
     merged = {name: value for name, value in under.items() if name not in hidden} | dict(over)
     return {name: value for name, value in merged.items() if value is not None}
 

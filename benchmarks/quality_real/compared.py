@@ -14,7 +14,7 @@ from benchmarks.quality_real.outcome import Outcome
 from benchmarks.quality_real.published import PUBLISHED, PublishedKVDeviation
 from benchmarks.quality_real.report import BASE
 from benchmarks.quality_real.ways import Stored, asked_score
-from semkv_rag.config import PRESETS
+from semkv_rag.config import PRESETS, ReuseOptions
 
 NOTHING = torch.zeros(0, dtype=torch.int64)
 CHARGES = (0.05, 0.1, 0.15, 0.2)
@@ -62,6 +62,10 @@ class Compared:
     def picked(self, ratio: float) -> Outcome:
         """The default selector at a ratio."""
         return self.both.scored(self.scores, ratio, self.both.looked[2], self.weighed)
+
+    def preset(self, name: str) -> Outcome:
+        options = ReuseOptions.preset(name)
+        return self.picked(options.ratio_of(len(self.both.candidates)))
 
     def charged(self, charge: float) -> Outcome:
         return self.picked(self.both.ratio_asked(charge))
@@ -119,8 +123,7 @@ def _ways() -> dict[str, Way]:
     ways["left: oracle, 15 %"] = _oracle
     ways["left only: sensitivity_attention, 15 %"] = _left_only
     for name in ("fast", "balanced"):
-        ratio = PRESETS[name].ratio
-        ways[name] = partial(lambda ratio, it: it.picked(ratio), ratio)
+        ways[name] = partial(Compared.preset, name=name)
         ways[f"{name}, auto"] = partial(_auto, name)
     for ratio in RATIOS:
         ways[f"left: sensitivity_attention, ratio {ratio * 100:g} %"] = partial(

@@ -73,7 +73,7 @@ def _heads_at_a_time(kv_heads: int, logits: int, device: torch.device) -> list[i
     return [slice(begin, begin + most) for begin in range(0, kv_heads, most)]
 
 
-def smoothed(scores: Tensor, rank_in_span: Tensor, reach: int = 1) -> Tensor:
+def smoothed(scores: Tensor, rank_in_span: Tensor, before: int = 1, behind: int = 1) -> Tensor:
     """The mean of each token's score and its neighbours', of its own span alone, [tokens].
 
     As SnapKV pools (arXiv 2404.14469, section 4.1): what stands beside an attended token is often
@@ -82,11 +82,13 @@ def smoothed(scores: Tensor, rank_in_span: Tensor, reach: int = 1) -> Tensor:
     Args:
         scores: [tokens].
         rank_in_span: [tokens], int64: 0 for the first token of each span.
-        reach: how many neighbours count on either side.
+        before, behind: how many tokens before it and behind it count.
     """
     total = scores.clone()
-    for distance in range(1, min(reach, len(scores) - 1) + 1):
+    for distance in range(1, min(max(before, behind), len(scores) - 1) + 1):
         joined = (rank_in_span[distance:] >= distance).to(scores)
-        total[distance:] += scores[:-distance] * joined
-        total[:-distance] += scores[distance:] * joined
-    return total / (2 * reach + 1)
+        if distance <= before:
+            total[distance:] += scores[:-distance] * joined
+        if distance <= behind:
+            total[:-distance] += scores[distance:] * joined
+    return total / (before + behind + 1)

@@ -111,13 +111,15 @@ class SensitivityAttention(QueryAttention):
     compares some are computed and others left stale, which is worse than all stale. Chunks that were
     stored without are scored by attention alone.
 
-    Each token counts with `REACH` neighbours on either side. A fact that is computed in part, some of a
-    number's digits, say, may come out worse than one that is all stale.
+    Each token counts with `BEFORE` tokens before it and `BEHIND` behind it. A fact that is computed in
+    part, some of a number's digits, say, may come out worse than one that is all stale. More before it
+    than behind it: a question attends to what it names, and wants to know what follows that.
     """
 
     weighs_layers = True
 
-    REACH = 4
+    BEFORE = 8
+    BEHIND = 4
 
     def scores(self, candidates: Candidates) -> Tensor:
         asked, sensitivity = candidates.attention, candidates.sensitivity
@@ -125,7 +127,7 @@ class SensitivityAttention(QueryAttention):
         if sensitivity is not None:
             asked = asked * sensitivity.sqrt()
         rank = candidates.rank_in_span.to(asked.device)
-        return smoothed(asked[1:].sum(0), rank, self.REACH)
+        return smoothed(asked[1:].sum(0), rank, self.BEFORE, self.BEHIND)
 
 
 class ChunkHead(Selector):

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from semkv_rag.blend.charge import BlendShape, charged_ratio
-from semkv_rag.config import PRESETS
+from semkv_rag.config import ReuseOptions
 from semkv_rag.errors import OptionError
 from semkv_rag.planning.model_shape import ModelShape
 from semkv_rag.planning.timing import Timing
@@ -148,8 +148,8 @@ def _prompt(
     blend = BlendShape(shape.layers, reused, fresh=QUESTION, question=QUESTION)
     presets = {}
     for name in PLANNED:
-        preset = PRESETS[name]
-        charged = charged_ratio(preset.selector, preset.ratio, blend)
+        preset = ReuseOptions.preset(name)
+        charged = charged_ratio(preset.selector, preset.ratio_of(reused), blend)
         ttft_ms = timing.blend_ms(tokens, charged, load_ms)
         presets[name] = PresetPlan(charged, ttft_ms, plain_ms / ttft_ms)
     return PromptPlan(tokens, plain_ms, load_ms, reused * chunk_bytes / plain_ms / 1e6, presets)

@@ -41,7 +41,7 @@ def recommend(lines: Sequence[Line], full: Full, target: float = TARGET) -> Reco
     presets = [one for one in good if one.preset]
     near = [one for one in presets if one.charged_ratio <= cheapest.charged_ratio + PREFERRED]
     chosen = min(near, key=lambda one: one.charged_ratio, default=cheapest)
-    what = f"{chosen.selector} at {100 * chosen.ratio:g} %" if chosen.preset else "It"
+    what = f"{chosen.selector} at {100 * chosen.recomputed:.0f} %" if chosen.preset else "It"
     reason = f"{what} has {_result_of(chosen, full)}. "
     if chosen is cheapest:
         reason += f"Nothing cheaper that was tried is close enough: {_wanted(full, target)}."
@@ -120,7 +120,7 @@ def _named(line: Line) -> str:
     if line.name == AS_STORED:
         return "the stored KV as it is (selector none)"
     if line.preset:
-        return f"{line.name} ({line.selector} at {100 * line.ratio:g} %)"
+        return f"{line.name} ({line.selector} at {100 * line.recomputed:.0f} %)"
     return line.name
 
 

@@ -65,7 +65,7 @@ class ReusePlan:
             prompt: all of its tokens.
         """
         asks = selector_type(self.options.selector).needs_question
-        if not asks or not 0 < self.options.effective_ratio < 1:
+        if not asks or not 0 < self.options.ratio_of(self.reused_tokens) < 1:
             return self
         question = find_question(prompt, self.covered, self.options.question_tokens)
         return replace(self, question=question) if question.tokens else self
@@ -73,7 +73,7 @@ class ReusePlan:
     @property
     def recomputes_all(self) -> bool:
         """Whether every reused token is computed again: by its selector, or at ratio 1."""
-        return self.options.effective_ratio == 1
+        return self.options.ratio_of(self.reused_tokens) == 1
 
     @property
     def first_inexact(self) -> int | None:
@@ -111,8 +111,8 @@ class ReusePlan:
         """32 bytes that two plans share only when they give the same KV for the same prompt."""
         options = self.options
         parts = (
-            options.ratio, options.promise if options.ratio == AUTO else None, options.selector,
-            options.check_layer, options.namespace, self.covered,
+            options.ratio, options.promise if options.ratio == AUTO else None, options.least_tokens,
+            options.selector, options.check_layer, options.namespace, self.covered,
             *((s.chunk_id, s.src, s.dst, s.length, s.exact, s.codec) for s in self.spans), self.question,
         )  # fmt: skip
         return blake3(repr(parts).encode()).digest()

@@ -59,3 +59,8 @@ def test_neighbours_share_within_their_span() -> None:
     scores = torch.tensor([0.0, 3.0, 0.0, 0.0, 6.0, 0.0])
     ranks = torch.tensor([0, 1, 2, 3, 0, 1])
     assert smoothed(scores, ranks).tolist() == [1.0, 1.0, 1.0, 0.0, 2.0, 2.0]
+    assert smoothed(scores, ranks, 2, 0).tolist() == [0.0, 1.0, 1.0, 1.0, 2.0, 2.0]
+    assert smoothed(scores, ranks, 0, 2).tolist() == [1.0, 1.0, 0.0, 0.0, 2.0, 0.0]
+    torch.testing.assert_close(
+        smoothed(scores, ranks, 9, 9), torch.tensor([3 / 19] * 4 + [6 / 19] * 2)
+    )

@@ -65,10 +65,19 @@ def test_the_root_of_the_sensitivity_weighs_each_layer() -> None:
     sensitivity[2] = 4.0
     selector = selector_type("sensitivity_attention")()
     both = candidates(attention=attention, sensitivity=sensitivity)
-    # Of the first span 3 x 1, of the second 2 x 2; four neighbours on either side share.
-    torch.testing.assert_close(selector.scores(both) * 9, torch.tensor([3.0] * 3 + [4.0] * 4))
+    # Of the first span 3 x 1, of the second 2 x 2; neighbours on either side share.
+    torch.testing.assert_close(selector.scores(both) * 13, torch.tensor([3.0] * 3 + [4.0] * 4))
     alone = candidates(attention=attention)
-    torch.testing.assert_close(selector.scores(alone) * 9, torch.tensor([3.0] * 3 + [2.0] * 4))
+    torch.testing.assert_close(selector.scores(alone) * 13, torch.tensor([3.0] * 3 + [2.0] * 4))
+
+
+def test_what_stands_behind_an_attended_token_is_picked_rather_than_what_stands_before() -> None:
+    """A question attends to what it names, and wants to know what follows."""
+    attention = torch.zeros(2, 30)
+    attention[1, 10] = 1.0
+    asked = Candidates(torch.arange(30), 0, attention=attention)
+    scores = selector_type("sensitivity_attention")().scores(asked)
+    assert pick(scores, 13).tolist() == list(range(6, 19))
 
 
 def test_chunk_head_takes_spans_in_turn() -> None:

@@ -230,13 +230,15 @@ def test_questions_that_all_agree_leave_a_doubt(questions: int, wilson: float) -
 
 
 def test_the_grid() -> None:
-    made = grid(["chunk_head", PRESETS["fast"].selector], [0.31, PRESETS["fast"].ratio])
+    selector = PRESETS["balanced"].selector
+    ratios = [0.31, *(PRESETS[name].ratio for name in ("fast", "balanced"))]
+    made = grid(["chunk_head", selector], ratios)
     names = [one.name for one in made]
     assert names[0] == AS_STORED and names[1:4] == list(PRESETS)
     assert len({one.options for one in made}) == len(made) == len(set(names))
-    # A point that is a preset is not asked twice.
-    assert {"chunk_head 31 %", f"{PRESETS['fast'].selector} 31 %"} <= set(names)
-    assert f"{PRESETS['fast'].selector} {100 * PRESETS['fast'].ratio:g} %" not in names
+    # A point that is a preset is not asked twice; that of `fast` has no least tokens.
+    assert {"chunk_head 31 %", f"{selector} 31 %", f"{selector} 8 %"} <= set(names)
+    assert f"{selector} 17 %" not in names
     tenant = grid(namespace="tenant", question_tokens=9)
     assert {(one.options.namespace, one.options.question_tokens) for one in tenant} == {
         ("tenant", 9)

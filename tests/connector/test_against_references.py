@@ -180,6 +180,22 @@ def test_the_risk_is_of_what_the_reference_sees(pair: Pair, prompt: str) -> None
     assert answer.report.risk == pytest.approx(expected_loss(share, change, len(columns)), rel=0.02)
 
 
+@pytest.mark.parametrize("least", [0, 20, 96])
+def test_of_a_short_prompt_the_least_tokens_are_computed(pair: Pair, least: int) -> None:
+    """Up to the share of `balanced`, and the report says how much that is."""
+    answer, tokens, plan = ask(pair, "scattered", ratio=0.05, least_tokens=least)
+    count = {0: round(0.05 * plan.reused_tokens), 20: 20, 96: round(0.17 * plan.reused_tokens)}[
+        least
+    ]
+    assert 96 > 0.17 * plan.reused_tokens > 20 > 0.05 * plan.reused_tokens
+    assert answer.report.recomputed_tokens == count
+    assert answer.report.ratio == pytest.approx(count / plan.reused_tokens, abs=0.005)
+    given = replace(plan.options, ratio=count / plan.reused_tokens, least_tokens=0)
+    expected = pair.reference.blend(tokens, replace(plan, options=given), pair.stored)
+    assert picked_positions(pair.engine, plan, tokens) == list(expected.picked)
+    assert_logprobs(answer, expected.logprobs)
+
+
 def test_what_is_right_has_no_risk_and_other_selectors_tell_none(pair: Pair) -> None:
     assert ask(pair, "scattered", ratio=1.0)[0].report.risk == 0
     assert ask(pair, "scattered", selector="query_attention")[0].report.risk is None

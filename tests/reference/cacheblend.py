@@ -13,9 +13,9 @@ The algorithm, in this project's words:
 Selectors that look at no deviation have no check layer: what they pick is fresh from layer 0 on.
 
 Those that look at the question score what it attends to (`asked`), each token with its neighbours.
-`sensitivity_attention` counts four neighbours on either side, and in each layer attention times the
-root of the token's stored sensitivity. `deviation_x_attention` is the deviation times what is asked for.
-Where the ratio picks no token, nothing is looked at.
+`sensitivity_attention` counts eight tokens before it and four behind it, and in each layer attention
+times the root of the token's stored sensitivity. `deviation_x_attention` is the deviation times what
+is asked for. Where the ratio picks no token, nothing is looked at.
 
 Rows of a decoder meet in attention only, and there only through K and V. So every row is run
 through the whole model, and a cache hands attention the K and V that the algorithm gives each
@@ -83,7 +83,8 @@ class ReferenceModel(StoringModel):
         asked = None
         if picked is None and plan.question is not None:
             asked = self.asked(prompt, plan, stored)
-            asked = with_neighbours(asked, plan, 4 if selector == "sensitivity_attention" else 1)
+            near = (8, 4) if selector == "sensitivity_attention" else (1, 1)
+            asked = with_neighbours(asked, plan, *near)
         if picked is None:
             picked = _picked_up_front(plan, inexact, asked)
         up_front = picked is not None
@@ -228,13 +229,13 @@ def masks(plan: ReusePlan, length: int) -> tuple[Tensor, Tensor]:
     return exact, inexact
 
 
-def with_neighbours(scores: Tensor, plan: ReusePlan, reach: int = 1) -> Tensor:
+def with_neighbours(scores: Tensor, plan: ReusePlan, before: int = 1, behind: int = 1) -> Tensor:
     """Each token's score and its neighbours' within its span, [prompt tokens], by their most."""
     summed = torch.full_like(scores, torch.nan)
     for span in plan.spans:
         for place in range(span.dst, span.end):
-            near = range(max(place - reach, span.dst), min(place + reach + 1, span.end))
-            summed[place] = sum(scores[other] for other in near) / (2 * reach + 1)
+            near = range(max(place - before, span.dst), min(place + behind + 1, span.end))
+            summed[place] = sum(scores[other] for other in near) / (before + behind + 1)
     return summed
 
 

@@ -179,6 +179,9 @@ class TrackedRequest:
         plan, now = self.plan, time.time()
         self.times["match"] = (now - took_s, now)
         self.plain_reason = self.plain_reason if plan is None else None
+        if plan is not None and plan.options.least_tokens:
+            spent = plan.options.ratio_of(plan.reused_tokens)
+            self.report = replace(self.report, ratio=round(spent, 4))
         self.report = replace(
             self.report,
             kv_cache="miss" if plan is None else "hit",

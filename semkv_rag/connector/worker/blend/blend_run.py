@@ -79,8 +79,8 @@ class BlendRun:
         self.unpromised: str | None = None
         self.computed_rows = 0
 
-        plan, ratio = task.plan, options.effective_ratio
-        count = round(ratio * plan.reused_tokens)
+        plan = task.plan
+        count = round(options.ratio_of(plan.reused_tokens) * plan.reused_tokens)
         chooses = bool(len(self.rows.candidates)) and count < plan.reused_tokens
         if self._selector.weighs_layers and not chooses:
             self.risk = 0.0
@@ -93,7 +93,8 @@ class BlendRun:
             self._known = self.picked = recalled.rows
             self.risk = recalled.risk
         if self._looks:
-            count = round(ratio * len(self.rows.candidates))
+            candidates = len(self.rows.candidates)
+            count = round(options.ratio_of(candidates) * candidates)
             self._count = max(count, 1) if self._automatic else count
         self.stored = self._load(sources)
 
