@@ -58,9 +58,9 @@ class ReuseOptions:
             are computed for every reused token. At least 1: layer 0 sees no context.
         promise: the loss that `ratio="auto"` may cost on average: the KL divergence from full prefill
             over an answer's tokens, nats a token. Without `auto` it means nothing.
-        least_tokens: recomputed of a short prompt, though `ratio` is less: at least so many of the reused
-            tokens, but no larger share than `balanced` recomputes. What a question asks for is about
-            as long in a short prompt as in a long one. With `auto` it means nothing.
+        least_tokens: at least so many reused tokens are recomputed where `ratio` gives fewer, but no
+            larger share than `balanced` recomputes. What a question asks for is about as long in a
+            short prompt as in a long one. With `auto` it means nothing.
         question_tokens: how many tokens at the prompt's end are the question, for selectors that
             ask what it attends to. None: those behind the last stored chunk, within bounds
             (`semkv_rag.reuse.question`).
@@ -112,7 +112,7 @@ class ReuseOptions:
             raise OptionError(f"source_version is {self.source_version!r}: use a text")
 
     def ratio_of(self, reused_tokens: int) -> float:
-        """The ratio that comes of `ratio` and `least_tokens` for so many reused tokens.
+        """What share of so many reused tokens is recomputed, 0 to 1, by `ratio` and `least_tokens`.
 
         0 for the selector `none`, 1 for `all`; for `auto` the ratio that it begins with.
         """

@@ -45,8 +45,8 @@ class ReuseReport:
         exact_tokens: reused as they are, because their whole left context was the stored one.
         reused_tokens: reused behind another context, the recomputed ones included.
         recomputed_tokens: of the reused ones, those the selector had computed again.
-        ratio: the recompute ratio that was asked for; of `auto`, the one that was spent; of `fast`, the
-            one that its least tokens are of this prompt.
+        ratio: the recompute ratio that was asked for, with `least_tokens` of a short prompt counted in;
+            of `auto`, the one that was spent.
         risk: how far the answer is expected to be from full prefill's, the mean KL divergence over its
             tokens, nats a token; None where the selector cannot tell.
         charged_ratio: the blend's share of a full prefill of the same tokens, with the layers that

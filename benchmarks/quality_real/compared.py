@@ -64,6 +64,7 @@ class Compared:
         return self.both.scored(self.scores, ratio, self.both.looked[2], self.weighed)
 
     def preset(self, name: str) -> Outcome:
+        """The default selector at a preset's ratio of so many candidates."""
         options = ReuseOptions.preset(name)
         return self.picked(options.ratio_of(len(self.both.candidates)))
 

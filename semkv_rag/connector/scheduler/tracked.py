@@ -179,11 +179,12 @@ class TrackedRequest:
         plan, now = self.plan, time.time()
         self.times["match"] = (now - took_s, now)
         self.plain_reason = self.plain_reason if plan is None else None
+        ratio = self.report.ratio
         if plan is not None and plan.options.least_tokens:
-            spent = plan.options.ratio_of(plan.reused_tokens)
-            self.report = replace(self.report, ratio=round(spent, 4))
+            ratio = round(plan.options.ratio_of(plan.reused_tokens), 4)
         self.report = replace(
             self.report,
+            ratio=ratio,
             kv_cache="miss" if plan is None else "hit",
             exact_tokens=plan.exact_tokens if plan else 0,
             reused_tokens=plan.reused_tokens if plan else 0,
