@@ -30,7 +30,6 @@ class EngineActor:
 
     Args:
         job: the run.
-        node: Ray's id of this machine.
     """
 
     def __init__(self, job: Job) -> None:

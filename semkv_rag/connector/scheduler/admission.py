@@ -96,11 +96,7 @@ class ImageRules:
 
 
 def obstacle(tracked: TrackedRequest, images: ImageRules) -> str | None:
-    """Why this request is served plainly, in words, or None.
-
-    Args:
-        image_obstacle: in words, why KV is not reused in prompts with images, or None.
-    """
+    """Why this request is served plainly, in words, or None."""
     request = tracked.request
     if tracked.captures_alone:
         return "the request captures a chunk"
