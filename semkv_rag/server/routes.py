@@ -16,13 +16,12 @@ routes, none of which a request to the model ever needs.
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -34,8 +33,9 @@ from starlette.types import Receive, Scope, Send
 from semkv_rag.config import DEFAULT_NAMESPACE
 from semkv_rag.corpus import (
     DEFAULT_CONTEXT,
-    ContextMode,
+    OnProgress,
     PrecomputeProgress,
+    PrecomputeResult,
     forget_sources,
     precompute_texts,
 )
@@ -48,6 +48,7 @@ from semkv_rag.server.adapters import capturer_of
 from semkv_rag.server.bodies import body_of, documents_of, explored_of, is_text
 from semkv_rag.server.console import Console
 from semkv_rag.server.limits import LimitError, Limits, UnderWay
+from semkv_rag.server.runs import begun
 from semkv_rag.server.tenants import OWN, READY, Tenancy
 from semkv_rag.store.cache_key import cache_key
 
@@ -56,7 +57,6 @@ T = TypeVar("T")
 _VLLM = "semkv_rag.vllm_app"  # the key of vLLM's app in a scope, whose `app` becomes ours
 RUNS_AT_ONCE = 8
 ASKED_AT_ONCE = 4
-HEARTBEAT_SECONDS = 5.0
 LEFT_POLL_SECONDS = 0.2
 FORGOTTEN_AT_ONCE = 64
 """Sources that are removed before it is asked whether the client is still there."""
@@ -219,10 +219,28 @@ class Routes:
         modes = context_modes(context)
         capturer = await self._capturer_of(request, body.get("model"))
         room = await self._ask(lambda: self._room(capturer, namespace, dict(documents).keys()))
-        # Held until the stream has ended, whoever ends it.
-        held = ExitStack()
+        held = ExitStack()  # until the run has ended, whoever ends it
         held.enter_context(self._running.one(namespace))
-        events = self._run(capturer, documents, namespace, prefix, modes, room, held)
+
+        def compute(tell: OnProgress) -> PrecomputeResult:
+            return precompute_texts(
+                capturer,
+                documents,
+                namespace=namespace,
+                prefix=prefix,
+                context=modes,
+                on_progress=tell,
+            )
+
+        def check(progress: PrecomputeProgress) -> None:
+            if self._stopping.is_set():
+                raise SemKVError("the run was stopped")
+            if progress.bytes > room:
+                raise LimitError(
+                    f"the namespace may store {self._limits.namespace_bytes} bytes, which it has now"
+                )
+
+        events = begun(self._runs, compute, check, held.close)
         return StreamingResponse(events, media_type="text/event-stream")
 
     def _room(self, capturer: LLMCapturer, namespace: str, names: Set[str]) -> float:
@@ -245,71 +263,6 @@ class Routes:
         if room <= 0:
             raise LimitError(f"the namespace may store {limits.namespace_bytes} bytes: remove some")
         return room
-
-    async def _run(
-        self,
-        capturer: LLMCapturer,
-        documents: list[tuple[str, list[str]]],
-        namespace: str,
-        prefix: str,
-        context: Sequence[ContextMode],
-        room: float,
-        held: ExitStack,
-    ) -> AsyncIterator[str]:
-        """The events of a run. Leaving it stops the run.
-
-        Args:
-            room: bytes that it may store.
-            held: closed once it has ended.
-        """
-        loop = asyncio.get_running_loop()
-        events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        left = threading.Event()
-
-        def put(event: dict[str, Any] | None) -> None:
-            with suppress(RuntimeError):  # the server's loop is closed
-                loop.call_soon_threadsafe(events.put_nowait, event)
-
-        def tell(progress: PrecomputeProgress) -> None:
-            if left.is_set() or self._stopping.is_set():
-                raise SemKVError("the run was stopped")
-            if progress.bytes > room:
-                raise LimitError(
-                    f"the namespace may store {self._limits.namespace_bytes} bytes, which it has now"
-                )
-            put({"progress": asdict(progress)})
-
-        def work() -> None:
-            try:
-                result = precompute_texts(
-                    capturer,
-                    documents,
-                    namespace=namespace,
-                    prefix=prefix,
-                    context=context,
-                    on_progress=tell,
-                )
-                put({"result": asdict(result)})
-            except Exception as error:
-                put({"error": {"message": str(error), "type": type(error).__name__}})
-            finally:
-                put(None)
-                with suppress(RuntimeError):
-                    loop.call_soon_threadsafe(held.close)
-
-        self._runs.submit(work)
-        try:
-            while True:
-                try:
-                    event = await asyncio.wait_for(events.get(), HEARTBEAT_SECONDS)
-                except TimeoutError:
-                    yield ":\n\n"  # a comment, for clients that give up on a silent server
-                    continue
-                if event is None:
-                    return
-                yield f"data: {json.dumps(event)}\n\n"
-        finally:
-            left.set()
 
 
 def _answered(handler: Handler) -> Handler:

@@ -1,0 +1,81 @@
+"""A run of precompute as server-sent events, so that the client can watch it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any, TypeAlias
+
+from semkv_rag.corpus import OnProgress, PrecomputeProgress, PrecomputeResult
+from semkv_rag.errors import SemKVError
+
+HEARTBEAT_SECONDS = 5.0
+
+_Events: TypeAlias = asyncio.Queue[dict[str, Any] | None]
+
+
+def begun(
+    executor: Executor,
+    compute: Callable[[OnProgress], PrecomputeResult],
+    check: OnProgress,
+    ended: Callable[[], None],
+) -> AsyncIterator[str]:
+    """Begin a run; its events. Leaving these stops the run.
+
+    It has begun before the first of them is asked for: of a client that has gone, none may ever be.
+
+    Args:
+        executor: has the thread that it runs in.
+        compute: the run; its progress is told to what it is given, which raises to stop it.
+        check: told its progress too; raises where it has to stop.
+        ended: called in the event loop once the run has ended, or was never begun as the executor is shut
+            down.
+    """
+    loop = asyncio.get_running_loop()
+    events: _Events = asyncio.Queue()
+    left = threading.Event()
+
+    def put(event: dict[str, Any] | None) -> None:
+        with suppress(RuntimeError):  # the server's loop is closed
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+    def tell(progress: PrecomputeProgress) -> None:
+        if left.is_set():
+            raise SemKVError("the run was stopped")
+        check(progress)
+        put({"progress": asdict(progress)})
+
+    def work() -> None:
+        try:
+            put({"result": asdict(compute(tell))})
+        except Exception as error:
+            put({"error": {"message": str(error), "type": type(error).__name__}})
+
+    def done(_: Future[None]) -> None:
+        put(None)
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(ended)
+
+    executor.submit(work).add_done_callback(done)
+    return _told(events, left)
+
+
+async def _told(events: _Events, left: threading.Event) -> AsyncIterator[str]:
+    """A run's events as they are sent, up to None. `left` is set behind them."""
+    try:
+        while True:
+            try:
+                event = await asyncio.wait_for(events.get(), HEARTBEAT_SECONDS)
+            except TimeoutError:
+                yield ":\n\n"  # a comment, for clients that give up on a silent server
+                continue
+            if event is None:
+                return
+            yield f"data: {json.dumps(event)}\n\n"
+    finally:
+        left.set()
