@@ -1,7 +1,8 @@
 """`semkv serve --console`: a page that shows what reuse does, to each tenant of its own namespace.
 
 The page itself holds nothing: it asks for a key and fetches the rest with it, through `front` like any
-other client. Names, prompts and reports reach it as JSON, and are put into the page as text.
+other client. Names, prompts and reports reach it as JSON, and are put into the page as text. What waits
+for the store waits in threads of the console's own, none of which a request to the model ever needs.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import asyncio
 import secrets
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.resources import files
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -29,6 +31,9 @@ from semkv_rag.server.tenants import CONSOLE, CONSOLE_PAGE
 from semkv_rag.store import Pin, SourceInfo
 from semkv_rag.token_map import TokenMap
 
+T = TypeVar("T")
+
+ASKED_AT_ONCE: Final = 2
 SHOWN_DOCUMENTS: Final = 200
 PAGE: Final = files("semkv_rag.server").joinpath("console.html").read_text(encoding="utf-8")
 
@@ -53,6 +58,14 @@ class Console:
     ) -> None:
         self._capturer, self._recent = capturer, recent
         self._model, self._obstacle, self._changes = model, obstacle, changes
+        self._asked = ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="semkv-console")
+
+    def close(self) -> None:
+        """Answer nothing more."""
+        self._asked.shutdown(wait=True, cancel_futures=True)
+
+    async def _ask(self, question: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._asked, question)
 
     def routes(self, answered: Callable[[Any], Any]) -> list[Route]:
         """Its routes.
@@ -81,7 +94,7 @@ class Console:
     async def _state(self, request: Request) -> Response:
         namespace = _namespace()
         store = self._capturer.store
-        stats = await asyncio.to_thread(lambda: store.stats(namespace))
+        stats = await self._ask(lambda: store.stats(namespace))
         seen = self._recent.of(namespace)
         return JSONResponse(
             {
@@ -123,7 +136,7 @@ class Console:
 
             return {"documents": [document_fields(one) for one in shown], "total": len(found)}
 
-        return JSONResponse(await asyncio.to_thread(find))
+        return JSONResponse(await self._ask(find))
 
     async def _request(self, request: Request) -> Response:
         namespace = _namespace()
@@ -134,7 +147,7 @@ class Console:
                 {"error": {"message": "the request is not kept any more"}}, status_code=404
             )
         capturer = self._capturer
-        shown = await asyncio.to_thread(
+        shown = await self._ask(
             lambda: completed(
                 seen.report.token_map or TokenMap(),
                 seen.tokens.tolist(),
@@ -166,7 +179,7 @@ class Console:
             else:
                 store.remove_source(model, namespace, name)
 
-        await asyncio.to_thread(change)
+        await self._ask(change)
         return JSONResponse({"done": do})
 
 

@@ -94,7 +94,7 @@ class Routes:
         self._limits = limits
         self._capturer = capturer
         self._about = about
-        self._prompts = prompts
+        self._prompts, self._console = prompts, console
         self._running = UnderWay(limits.runs, "calls of precompute and forget")
         self._runs = ThreadPoolExecutor(RUNS_AT_ONCE, thread_name_prefix="semkv-run")
         self._asked = ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="semkv-ask")
@@ -119,6 +119,8 @@ class Routes:
         self._stopping.set()
         for pool in (self._runs, self._asked):
             pool.shutdown(wait=True, cancel_futures=True)
+        if self._console is not None:
+            self._console.close()
 
     def _namespace(self, wished: Any) -> str:
         caller = CALLER.get()

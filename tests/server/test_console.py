@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from semkv_rag.config import ReuseOptions
+from semkv_rag.engine.caller import CALLER, Caller
 from semkv_rag.engine.recent import KEPT, NAMESPACES, RecentRequests
 from semkv_rag.report import ReuseReport
 from semkv_rag.server import console as console_module
-from semkv_rag.server.tenants import CONSOLE, CONSOLE_PAGE
+from semkv_rag.server.console import Console
+from semkv_rag.server.limits import Limits
+from semkv_rag.server.routes import Routes
+from semkv_rag.server.tenants import CONSOLE, CONSOLE_PAGE, Tenancy
 from tests.server.consoles import EVIL, A, B, Served, serving
 from workbench.engines import Engines
 
@@ -149,3 +158,32 @@ def test_long_prompts_push_out_the_oldest(monkeypatch: pytest.MonkeyPatch) -> No
     assert [len(recent.of(name)) for name in ("a", "b", "c")] == [0, 1, 1]
     recent.note("d", ReuseReport(), [7] * 400, 1.0, 2.0)
     assert recent._tokens == 0
+
+
+async def test_a_store_that_hangs_holds_up_nobody_but_the_console() -> None:
+    """vLLM and the tiers have work done in the loop's own threads: the console takes none of them."""
+    hangs = threading.Event()
+
+    class Store:
+        def stats(self, namespace: str) -> list[Any]:
+            hangs.wait(30)
+            return []
+
+    capturer: Any = SimpleNamespace(store=Store(), fingerprint="m")
+    console = Console(capturer, RecentRequests(), "the model", None, changes=False)
+    routes = Routes(Tenancy(), Limits(), capturer, {"obstacle": None}, console=console)
+    token = CALLER.set(Caller("a", ReuseOptions()))
+    try:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(routes), base_url="http://server"
+        ) as client:
+            asked = [asyncio.create_task(client.get(CONSOLE + "state")) for _ in range(50)]
+            await asyncio.sleep(0.1)
+            assert await asyncio.wait_for(asyncio.to_thread(lambda: "at once"), 10) == "at once"
+            assert not any(one.done() for one in asked)
+            hangs.set()
+            assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
+    finally:
+        hangs.set()
+        CALLER.reset(token)
+        routes.close()
