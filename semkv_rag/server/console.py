@@ -61,7 +61,7 @@ class Console:
         self._asked = ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="semkv-console")
 
     def close(self) -> None:
-        """Answer nothing more."""
+        """End the threads; nothing is answered any more."""
         self._asked.shutdown(wait=True, cancel_futures=True)
 
     async def _ask(self, question: Callable[[], T]) -> T:

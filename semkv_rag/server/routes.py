@@ -48,7 +48,7 @@ from semkv_rag.server.adapters import capturer_of
 from semkv_rag.server.bodies import body_of, documents_of, explored_of, is_text
 from semkv_rag.server.console import Console
 from semkv_rag.server.limits import LimitError, Limits, UnderWay
-from semkv_rag.server.runs import begun
+from semkv_rag.server.runs import start_run
 from semkv_rag.server.tenants import OWN, READY, Tenancy
 from semkv_rag.store.cache_key import cache_key
 
@@ -242,7 +242,7 @@ class Routes:
                     f"the namespace may store {self._limits.namespace_bytes} bytes, which it has now"
                 )
 
-        events = begun(self._runs, compute, check, held.close)
+        events = start_run(self._runs, compute, check, held.close)
         return StreamingResponse(events, media_type="text/event-stream")
 
     def _room(self, capturer: LLMCapturer, namespace: str, names: Set[str]) -> float:

@@ -19,22 +19,24 @@ HEARTBEAT_SECONDS = 5.0
 _Events: TypeAlias = asyncio.Queue[dict[str, Any] | None]
 
 
-def begun(
+def start_run(
     executor: Executor,
     compute: Callable[[OnProgress], PrecomputeResult],
     check: OnProgress,
     ended: Callable[[], None],
 ) -> AsyncIterator[str]:
-    """Begin a run; its events. Leaving these stops the run.
+    """Start a run and return its events. A client that stops reading them stops the run.
 
-    It has begun before the first of them is asked for: of a client that has gone, none may ever be.
+    The run starts at once, not with the first event. If the client has gone before that and reads none,
+    the run goes on to its end.
 
     Args:
         executor: has the thread that it runs in.
-        compute: the run; its progress is told to what it is given, which raises to stop it.
-        check: told its progress too; raises where it has to stop.
-        ended: called in the event loop once the run has ended, or was never begun as the executor is shut
-            down.
+        compute: does the run. It reports its progress to the function that it is given, which raises to
+            stop it.
+        check: is given the progress, too, and raises where the run has to stop.
+        ended: called in the event loop once the run has ended, also where the executor was shut down
+            before the run could start.
     """
     loop = asyncio.get_running_loop()
     events: _Events = asyncio.Queue()
@@ -62,11 +64,11 @@ def begun(
             loop.call_soon_threadsafe(ended)
 
     executor.submit(work).add_done_callback(done)
-    return _told(events, left)
+    return _as_events(events, left)
 
 
-async def _told(events: _Events, left: threading.Event) -> AsyncIterator[str]:
-    """A run's events as they are sent, up to None. `left` is set behind them."""
+async def _as_events(events: _Events, left: threading.Event) -> AsyncIterator[str]:
+    """A run's events as they are sent, up to None. `left` is set when nobody reads them any more."""
     try:
         while True:
             try:

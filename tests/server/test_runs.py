@@ -15,7 +15,7 @@ import pytest
 from semkv_rag.corpus import OnProgress, PrecomputeProgress, PrecomputeResult
 from semkv_rag.errors import SemKVError
 from semkv_rag.server import runs
-from semkv_rag.server.runs import begun
+from semkv_rag.server.runs import start_run
 
 STEP = PrecomputeProgress("computing", 1, 2, 0.5)
 
@@ -41,7 +41,7 @@ async def told(events: AsyncIterator[str]) -> list[Any]:
 
 async def test_it_is_told_to_the_end(executor: ThreadPoolExecutor) -> None:
     ended = asyncio.Event()
-    progress, result = await told(begun(executor, compute, goes_on, ended.set))
+    progress, result = await told(start_run(executor, compute, goes_on, ended.set))
     assert progress["progress"]["share"] == 0.5
     assert result["result"]["documents"] == 2
     await asyncio.wait_for(ended.wait(), 10)
@@ -52,14 +52,14 @@ async def test_what_stops_it_is_told(executor: ThreadPoolExecutor) -> None:
         raise SemKVError("no room")
 
     ended = asyncio.Event()
-    (only,) = await told(begun(executor, compute, full, ended.set))
+    (only,) = await told(start_run(executor, compute, full, ended.set))
     assert only == {"error": {"message": "no room", "type": "SemKVError"}}
     await asyncio.wait_for(ended.wait(), 10)
 
 
 async def test_it_ends_though_nobody_asks_for_an_event(executor: ThreadPoolExecutor) -> None:
     ended = asyncio.Event()
-    begun(executor, compute, goes_on, ended.set)
+    start_run(executor, compute, goes_on, ended.set)
     await asyncio.wait_for(ended.wait(), 10)
 
 
@@ -78,7 +78,7 @@ async def test_who_leaves_stops_it(
             raise
         return PrecomputeResult()
 
-    events: Any = begun(executor, long, goes_on, ended.set)
+    events: Any = start_run(executor, long, goes_on, ended.set)
     async with aclosing(events):
         assert await anext(events) == ":\n\n", "a silent run has a heartbeat"
     go_on.set()
@@ -89,7 +89,7 @@ async def test_who_leaves_stops_it(
 async def test_one_that_never_begins_ends_too() -> None:
     executor, busy, ended = ThreadPoolExecutor(1), threading.Event(), asyncio.Event()
     executor.submit(busy.wait, 10)
-    events = begun(executor, compute, goes_on, ended.set)
+    events = start_run(executor, compute, goes_on, ended.set)
     executor.shutdown(wait=False, cancel_futures=True)
     busy.set()
     assert await asyncio.wait_for(told(events), 10) == []
