@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from semkv_rag.corpus.context import texts_before
 from semkv_rag.corpus.split import split_text
+from semkv_rag.reuse import token_array
+
+LONGEST = 8192
+"""Tokens that the models take."""
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A chunk and the one before it in its document, tokens; no neighbour for a document's first."""
+    """A chunk and what stands before it in its document, tokens; nothing before a document's first."""
 
     tokens: list[int]
     left: list[int]
+
+
+def in_a_row(chunks: Iterable[Sequence[int]]) -> list[Passage]:
+    """The chunks of one document, each with what `semkv precompute` puts before it."""
+    arrays = [token_array(one) for one in chunks]
+    before = texts_before(arrays, LONGEST)
+    return [Passage(one.tolist(), left.tolist()) for one, left in zip(arrays, before, strict=True)]
 
 
 class Haystack:
@@ -35,10 +47,9 @@ class Haystack:
 
     def cut(self, text: str) -> list[Passage]:
         chunks = split_text(text, self._tokenizer, self._size, overlap=self._overlap, markdown=True)
-        tokens = [self._tokenizer.encode(one.text, add_special_tokens=False) for one in chunks]
-        return [
-            Passage(one, tokens[number - 1] if number else []) for number, one in enumerate(tokens)
-        ]
+        return in_a_row(
+            [self._tokenizer.encode(one.text, add_special_tokens=False) for one in chunks]
+        )
 
     def with_needles(
         self, rng: random.Random, needles: Sequence[str], passages: int, order: str

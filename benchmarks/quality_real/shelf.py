@@ -20,7 +20,7 @@ class Shelf:
 
     Attributes:
         shared: whether several questions are asked on the same passages.
-        passage: the built-in text that stands in the place of a missing left neighbour.
+        passage: the built-in text that stands before a document's first chunk.
     """
 
     def __init__(self, network: Network, *, shared: bool = False) -> None:
@@ -29,6 +29,7 @@ class Shelf:
         self.passage = tuple(network.tokenizer.encode(PASSAGE, add_special_tokens=False))
         self.chunk = lru_cache(KEPT)(self._computed)
         self._behind = lru_cache(1)(network.prefill)
+        self._left = lru_cache(1)(lambda prefix, left: network.prefill(left, self._behind(prefix)))
         self._prompt: tuple[int, ...] = ()
         self._made: dict[str, Any] = {}
 
@@ -45,9 +46,6 @@ class Shelf:
         self, prefix: tuple[int, ...], left: tuple[int, ...], tokens: tuple[int, ...]
     ) -> Cache:
         """The KV of a chunk's tokens alone, behind the prompt prefix and a left neighbour, if any."""
-        before = self._behind(prefix)
-        if left:
-            one = self.chunk(prefix, (), left)
-            before = before.joined(one)
+        before = self._left(prefix, left) if left else self._behind(prefix)
         kv, base = self._network.prefill(tokens, before), before.keys.shape[2]
         return Cache(kv.keys[:, :, base:].clone(), kv.values[:, :, base:].clone())

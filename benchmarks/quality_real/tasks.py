@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quality_real.haystack import Haystack, Passage
+from benchmarks.quality_real.haystack import Haystack, Passage, in_a_row
 from benchmarks.quality_real.words import CITIES, WORDS
 
 
@@ -270,7 +270,7 @@ class Maker:
     def _recorded(self, record: Any, rng: random.Random, passages: int, order: str) -> Task:
         """A record of MuSiQue's form: half of the passages hold an answer, if so many of its own do.
 
-        They are slices of one text, so that each one's left neighbour is the one before it.
+        They are slices of one text, so that each stands behind those before it.
         """
         wanted = record.get("answers") or [record["answer"]]
         texts = [one["text"] for one in record["ctxs"]]
@@ -283,7 +283,8 @@ class Maker:
         keep = sorted(keep + rng.sample(others, min(len(others), passages - len(keep))))
         if order == "retrieved":
             rng.shuffle(keep)
-        chosen = [Passage(tokens[n], tokens[n - 1] if n else []) for n in keep]
+        whole = in_a_row(tokens)
+        chosen = [whole[n] for n in keep]
         return Task("records", order, chosen, record["question"], wanted, any_of=True)
 
 

@@ -1,9 +1,9 @@
 """What stands to the left of a chunk while its KV is computed: its variants, one for each mode.
 
 * `prefix`: the prompt prefix, the text that every prompt starts with.
-* `left`: the prompt prefix and the chunk before it in its document.
+* `left`: the prompt prefix and its document up to the chunk, of a long document the end of that.
 
-A document's first chunk has none before it, and stands behind the prompt prefix and an unrelated
+A document's first chunk has nothing before it, and stands behind the prompt prefix and an unrelated
 passage: a chunk that has only ever seen a short prompt prefix is a stranger behind other text.
 
 The KV of these tokens is dropped. All variants of a chunk are stored side by side, and the matcher takes
@@ -20,7 +20,7 @@ import numpy as np
 
 from semkv_rag.corpus.split import tokenize
 from semkv_rag.errors import OptionError
-from semkv_rag.reuse.tokens import TokenArray
+from semkv_rag.reuse.tokens import TokenArray, token_array
 
 ContextMode: TypeAlias = Literal["prefix", "left"]
 CONTEXT_MODES: tuple[ContextMode, ...] = get_args(ContextMode)
@@ -41,6 +41,12 @@ PASSAGE = (
     "first snow fell. Since then traffic has become quieter, and children walk to school again."
 )
 """Stands before a document's first chunk. About 200 tokens: of 64, half as much is gained."""
+
+MOST = 2048
+"""Tokens of its document that stand before a chunk, at most; beyond that the context starts anew."""
+LEAST = 512
+"""Tokens that a context starts anew with, in whole chunks. They are computed again: a third of what
+follows until the next new start."""
 
 _FOLLOWING = "1"
 """Stands for what follows a prompt prefix. Tokenizers join no white space to a digit."""
@@ -109,8 +115,8 @@ class Contexts:
         modes: from `context_modes`.
         prefix: from `prefix_tokens`.
         passage: what stands before a chunk that has no neighbour, [tokens].
-        longest: the most tokens of context and chunk together. Of a neighbour that is too long for it
-            the last tokens are taken.
+        longest: the most tokens of context and chunk together. Of a text that is too long for it the
+            last tokens are taken.
     """
 
     def __init__(
@@ -127,21 +133,39 @@ class Contexts:
 
     def variants(self, chunks: Sequence[TokenArray]) -> Iterator[Variant]:
         """Each variant of a document's chunks, chunk by chunk, none twice."""
-        for number in range(len(chunks)):
+        room = self._longest - len(self.prefix)
+        for tokens, before in zip(chunks, texts_before(chunks, room), strict=True):
             given: set[bytes] = set()
             for mode in self._modes:
-                variant = self._variant(mode, chunks, number)
+                variant = self._variant(mode, tokens, before if before.size else self._passage)
                 if variant.context.tobytes() not in given:
                     given.add(variant.context.tobytes())
                     yield variant
 
-    def _variant(self, mode: ContextMode, chunks: Sequence[TokenArray], number: int) -> Variant:
-        tokens = chunks[number]
+    def _variant(self, mode: ContextMode, tokens: TokenArray, before: TokenArray) -> Variant:
         if mode == "prefix":
             return Variant(tokens, self.prefix)
-        context = self._behind(chunks[number - 1] if number else self._passage, tokens)
+        room = max(0, self._longest - len(self.prefix) - len(tokens))
+        context = np.concatenate((self.prefix, before[max(0, len(before) - room) :]))
         return Variant(tokens, context, self.prefix if len(context) > len(self.prefix) else None)
 
-    def _behind(self, neighbour: TokenArray, tokens: TokenArray) -> TokenArray:
-        room = max(0, self._longest - len(self.prefix) - len(tokens))
-        return np.concatenate((self.prefix, neighbour[max(0, len(neighbour) - room) :]))
+
+def texts_before(chunks: Sequence[TokenArray], room: int) -> Iterator[TokenArray]:
+    """What of a document stands before each of its chunks, [tokens] each.
+
+    All up to the chunk, so that a prompt which has the document as it is has all of it exactly, and so
+    that vLLM's prefix cache holds it when the chunk is computed. Where that would be more than `MOST`
+    tokens, only the last chunks of it, of `LEAST` tokens or more together; the texts grow from there.
+
+    Args:
+        room: tokens of text and chunk together; one chunk is given in any case.
+    """
+    first = behind = 0
+    for number, tokens in enumerate(chunks):
+        if behind > min(MOST, room - len(tokens)):
+            least = min(LEAST, room - len(tokens))
+            while first < number - 1 and behind - len(chunks[first]) >= least:
+                behind -= len(chunks[first])
+                first += 1
+        yield np.concatenate(chunks[first:number]) if number else token_array([])
+        behind += len(tokens)

@@ -61,8 +61,8 @@ def precompute(
             it is stored itself, so that the prefix and the chunk that follows it need no recompute.
             Empty: behind what the tokenizer puts before every prompt (BOS), else a neutral token.
         context: what stands to a chunk's left, each mode a variant of its own: `prefix`, or `left`
-            (the prefix and the chunk before it in its document; for a document's first chunk the prefix
-            and an unrelated passage).
+            (the prefix and its document up to the chunk, at most 2,048 tokens of it; for a document's
+            first chunk the prefix and an unrelated passage).
         sync: remove the sources of the given folders whose files are gone.
         max_bytes: documents whose chunks would make the store larger are left out, each with a failure
             that says so.

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 CPU_KV_CACHE_BYTES = 4 << 30
 CPU_BLOCK_TOKENS = 32
-"""vLLM has blocks of 128 there, and finds whole blocks alone: of a chunk's left neighbour, which was
+"""vLLM has blocks of 128 there, and finds whole blocks alone: of what stands before a chunk, which was
 computed just before, up to 127 tokens would be computed again. In blocks of 32 no kernel is slower."""
 STATE_BYTES = 8 << 30
 """What the image features of one namespace may take on disk."""

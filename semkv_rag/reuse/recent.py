@@ -9,8 +9,8 @@ from weakref import WeakValueDictionary
 
 from semkv_rag.reuse.tokens import StoredTokens, TokenArray
 
-_MOST_TOKENS = 1 << 20
-"""Tokens that are kept, of chunks and contexts."""
+_MOST_TOKENS = 1 << 22
+"""Tokens that are kept, of chunks and contexts: 16 MB."""
 
 
 class RecentTokens:

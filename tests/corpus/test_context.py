@@ -1,14 +1,15 @@
-"""What stands to the left of a chunk while it is computed, and what a changed neighbour changes."""
+"""What stands to the left of a chunk while it is computed, and what a change there changes."""
 
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from semkv_rag.corpus import CONTEXT_MODES, PrecomputeResult, precompute, precompute_texts
-from semkv_rag.corpus.context import context_modes, prefix_tokens
+from semkv_rag.corpus.context import context_modes, prefix_tokens, texts_before
 from semkv_rag.errors import OptionError
 from semkv_rag.store import KVStore
 from tests.corpus.conftest import sentence
@@ -59,17 +60,57 @@ def test_modes_are_named_once_and_in_one_order() -> None:
         context_modes(["neighbour"])
 
 
-def test_a_left_neighbour_stands_behind_the_prompt_prefix(docs: Path, engine: MadeUpEngine) -> None:
+def test_the_document_so_far_stands_behind_the_prompt_prefix(
+    docs: Path, engine: MadeUpEngine
+) -> None:
     result = run(engine, docs, prefix="w9", context=("left",))
     assert variants(engine) == {
-        ("w9 passage", sentence(1)),  # the first of a document has no neighbour
+        ("w9 passage", sentence(1)),  # the first of a document has nothing before it
         (f"w9 {sentence(1)}", sentence(0)),
-        (f"w9 {sentence(0)}", sentence(2)),
+        (f"w9 {sentence(1)} {sentence(0)}", sentence(2)),
         ("w9 passage", sentence(3)),
         (f"w9 {sentence(3)}", sentence(0)),
-        (f"w9 {sentence(0)}", sentence(4)),
+        (f"w9 {sentence(3)} {sentence(0)}", sentence(4)),
     }
-    assert result.tokens == 6 * 8 + 2, "neighbours are computed, not stored"
+    assert result.tokens == 6 * 8 + 2, "what stands before a chunk is computed, not stored"
+
+
+def lengths_before(chunks: list[int], room: int) -> list[int]:
+    """The lengths of the texts before a document's chunks, which end where the chunks begin."""
+    ends = np.cumsum(chunks)
+    document = np.arange(ends[-1], dtype=np.int32)
+    parts = [document[end - length : end] for end, length in zip(ends, chunks, strict=True)]
+    before = list(texts_before(parts, room))
+    for part, text in zip(parts, before, strict=True):
+        assert text.tolist() == document[part[0] - len(text) : part[0]].tolist()
+    return [len(text) for text in before]
+
+
+def test_of_a_long_document_the_last_chunks_stand_before_one() -> None:
+    assert lengths_before([256] * 9, 8192) == [256 * number for number in range(9)]
+    grows = [512 + 256 * number for number in range(7)]
+    assert lengths_before([256] * 23, 8192) == [0, 256, *grows, *grows, *grows]
+    assert lengths_before([4096, 100, 100, 4096, 100], 9000) == [0, 4096, 4196, 4296, 4096]
+    assert lengths_before([100, 700, 700, 700, 100], 9000) == [0, 100, 800, 1500, 700]
+
+
+def test_of_a_model_with_little_room_fewer_chunks_stand_before_one() -> None:
+    assert lengths_before([64] * 8, 256) == [0, 64, 128, 192, 192, 192, 192, 192]
+    # The last tokens of one chunk are taken by whoever knows that it is too long.
+    assert lengths_before([64] * 4, 100) == [0, 64, 64, 64]
+
+
+def test_a_document_in_a_prompt_is_exact_from_its_first_chunk_on(
+    docs: Path, engine: MadeUpEngine
+) -> None:
+    run(engine, docs, prefix="w9", context=BOTH)
+    prompt = engine.tokenizer.encode(f"w9 {sentence(1)} {sentence(0)} {sentence(2)}")
+    exact = [
+        item
+        for item in engine.captured
+        if [*item.context, *item.tokens] == prompt[: len(item.context) + len(item.tokens)]
+    ]
+    assert sum(len(item.tokens) for item in exact) == len(prompt)
 
 
 def test_variants_stand_side_by_side(docs: Path, engine: MadeUpEngine, store: KVStore) -> None:
@@ -94,7 +135,7 @@ def test_a_mode_more_or_less_is_a_change(docs: Path, engine: MadeUpEngine, store
     assert len(stored(store)) == 5, "the left variants are gone"
 
 
-def test_a_changed_neighbour_makes_the_chunk_behind_it_a_new_one(
+def test_a_change_makes_the_chunks_behind_it_new_ones(
     docs: Path, engine: MadeUpEngine, store: KVStore
 ) -> None:
     run(engine, docs, context=BOTH)
@@ -105,7 +146,7 @@ def test_a_changed_neighbour_makes_the_chunk_behind_it_a_new_one(
     assert variants(engine) == {
         ("", sentence(9)),
         (sentence(1), sentence(9)),
-        (sentence(9), sentence(2)),
+        (f"{sentence(1)} {sentence(9)}", sentence(2)),
     }
     assert listed(store) == stored(store)
     (docs / "a.txt").unlink()
@@ -157,37 +198,13 @@ def test_a_killed_run_is_gone_on_with(tmp_path: Path, chunks: int) -> None:
         assert store.verify().ok
 
 
-def test_of_a_neighbour_too_long_the_end_is_taken(docs: Path, engine: MadeUpEngine) -> None:
+def test_of_a_text_too_long_the_end_is_taken(docs: Path, engine: MadeUpEngine) -> None:
     engine.max_model_len = 1 + 5 + 8 + 1
     run(engine, docs, context=("left",))
     (context,) = {c for c, tokens in variants(engine) if tokens == sentence(2)}
     assert context == " ".join(sentence(0).split()[-5:])
     longest = max(len(item.context) + len(item.tokens) for item in engine.captured)
     assert longest == engine.max_model_len - 1
-
-
-# Similar chunks
-
-
-@pytest.fixture
-def library(tmp_path: Path) -> Path:
-    """Six sentences in three documents: 0 is like 3, 1 like 2, 4 and 5 like none."""
-    folder = tmp_path / "library"
-    folder.mkdir()
-    (folder / "a.txt").write_text(f"{LIBRARY[0]} {LIBRARY[1]}")
-    (folder / "b.txt").write_text(f"{LIBRARY[2]} {LIBRARY[3]}")
-    (folder / "c.txt").write_text(f"{LIBRARY[4]} {LIBRARY[5]}")
-    return folder
-
-
-LIBRARY = [
-    "w1 w2 w3 w4 w5 w6 w7 .",
-    "w11 w12 w13 w14 w15 w16 w17 .",
-    "w11 w12 w13 w24 w25 w26 w27 .",
-    "w1 w2 w3 w34 w35 w36 w37 .",
-    "w41 w42 w43 w44 w45 w46 w47 w48",
-    "w51 w52 w53 w54 w55 w56 w57 w58",
-]
 
 
 # The first token
@@ -198,7 +215,7 @@ def test_no_chunk_stands_at_the_prompts_start(docs: Path, store: KVStore) -> Non
     run(engine, docs, context=BOTH)
     (neutral,) = {item.context[0] for item in engine.captured}
     assert engine.tokenizer.decode(neutral) == ".", "this tokenizer has no token for a new line"
-    assert {len(item.context) for item in engine.captured} == {1, 9, 55}
+    assert {len(item.context) for item in engine.captured} == {1, 9, 17, 55}
 
 
 def test_what_a_prompt_starts_with_stands_there_alone() -> None:

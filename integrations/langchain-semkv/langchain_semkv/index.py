@@ -65,7 +65,7 @@ class SemKVIndex(DocumentIndex):
         ]
         by_id = {str(document.id): document for document in documents}
         texts = {id_: [as_prompted(one, self.document_prompt)] for id_, one in by_id.items()}
-        # A document alone has no neighbour.
+        # A document alone has nothing before it.
         result = store(
             self._model,
             texts,

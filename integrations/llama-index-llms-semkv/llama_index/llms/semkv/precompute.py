@@ -59,7 +59,7 @@ class KVPrecompute(Forgets):
         default=DEFAULT_CONTEXT,
         min_length=1,
         description="What stands to a node's left while it is computed, a variant of it for each:"
-        " prefix, left (the node before it of its document).",
+        " prefix, left (the nodes before it of its document).",
     )
 
     _window: Window | None = PrivateAttr(default=None)
