@@ -76,6 +76,11 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="records of MuSiQue's form instead")
     parser.add_argument("--overlap", type=int, default=0, help="tokens that neighbours share")
     parser.add_argument(
+        "--chunks-before",
+        type=int,
+        help="of its document, that a chunk is stored behind; what precompute does, if left out",
+    )
+    parser.add_argument(
         "--long-question",
         choices=tuple(TALK),
         help="with a hundred tokens of talk before it, or forty of instructions behind it",
@@ -110,6 +115,7 @@ def main() -> None:
         "shared": arguments.shared or None,
         "only": arguments.way,
         "overlap": arguments.overlap or None,
+        "chunks_before": arguments.chunks_before,
         "long_question": arguments.long_question,
         "question_tokens": arguments.question_tokens,
         "data": None if arguments.data is None else arguments.data.name,
@@ -129,6 +135,7 @@ def main() -> None:
         arguments.order,
         shared=arguments.shared,
         overlap=arguments.overlap,
+        chunks_before=arguments.chunks_before,
         talk=TALK.get(arguments.long_question, ("", "")),
     )
     began = time.monotonic()

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from semkv_rag.corpus.context import texts_before
 from semkv_rag.corpus.split import split_text
 from semkv_rag.reuse import token_array
@@ -25,10 +27,20 @@ class Passage:
     left: list[int]
 
 
-def in_a_row(chunks: Iterable[Sequence[int]]) -> list[Passage]:
-    """The chunks of one document, each with what `semkv precompute` puts before it."""
+def in_a_row(chunks: Iterable[Sequence[int]], most: int | None = None) -> list[Passage]:
+    """The chunks of one document, each with what `semkv precompute` puts before it.
+
+    Args:
+        most: only so many chunks before each.
+    """
     arrays = [token_array(one) for one in chunks]
-    before = texts_before(arrays, LONGEST)
+    if most is None:
+        before = list(texts_before(arrays, LONGEST))
+    else:
+        before = [
+            np.concatenate((token_array([]), *arrays[max(0, number - most) : number]))
+            for number in range(len(arrays))
+        ]
     return [Passage(one.tolist(), left.tolist()) for one, left in zip(arrays, before, strict=True)]
 
 
@@ -37,10 +49,13 @@ class Haystack:
 
     Args:
         overlap: the most tokens that a chunk has of the one before it.
+        most: see `in_a_row`.
     """
 
-    def __init__(self, folder: Path, tokenizer: Any, size: int, overlap: int = 0) -> None:
-        self._tokenizer, self._size, self._overlap = tokenizer, size, overlap
+    def __init__(
+        self, folder: Path, tokenizer: Any, size: int, overlap: int = 0, most: int | None = None
+    ) -> None:
+        self._tokenizer, self._size, self._overlap, self._most = tokenizer, size, overlap, most
         self.texts = {
             str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*.md"))
         }
@@ -48,7 +63,8 @@ class Haystack:
     def cut(self, text: str) -> list[Passage]:
         chunks = split_text(text, self._tokenizer, self._size, overlap=self._overlap, markdown=True)
         return in_a_row(
-            [self._tokenizer.encode(one.text, add_special_tokens=False) for one in chunks]
+            [self._tokenizer.encode(one.text, add_special_tokens=False) for one in chunks],
+            self._most,
         )
 
     def with_needles(

@@ -235,9 +235,11 @@ class Maker:
         *,
         shared: bool = False,
         overlap: int = 0,
+        chunks_before: int | None = None,
         talk: tuple[str, str] = ("", ""),
     ) -> None:
-        self._hay = Haystack(articles, tokenizer, size, overlap)
+        self._hay = Haystack(articles, tokenizer, size, overlap, chunks_before)
+        self._chunks_before = chunks_before
         self._talk = talk
         self._questions = json.loads((articles / "questions.json").read_text())
         self._tokenizer, self._size, self._seed = tokenizer, size, seed
@@ -283,7 +285,7 @@ class Maker:
         keep = sorted(keep + rng.sample(others, min(len(others), passages - len(keep))))
         if order == "retrieved":
             rng.shuffle(keep)
-        whole = in_a_row(tokens)
+        whole = in_a_row(tokens, self._chunks_before)
         chosen = [whole[n] for n in keep]
         return Task("records", order, chosen, record["question"], wanted, any_of=True)
 

@@ -69,7 +69,9 @@ def computed(answer: Completion) -> set[int]:
     return {token for begin, end in runs for token in range(begin, end)}
 
 
-WEIGHED: list[dict[str, Any]] = [{"ratio": ratio, "token_map": True} for ratio in (0.3, 0.5)]
+WEIGHED: list[dict[str, Any]] = [
+    {"ratio": ratio, "token_map": True} for ratio in (0.1, 0.2, 0.3, 0.4, 0.5)
+]
 """By attention and by what each rank has stored of its own heads."""
 
 WAYS = {
@@ -129,14 +131,19 @@ def test_several_ranks_answer_as_one(
         assert_same(blended(several, prompt, ratio=1.0), plain(several, prompt))
 
         store_weighed(several, tokens)
+        compared = 0
         for options, answer in zip(WEIGHED, weighed, strict=True):
             got = blended(several, prompt, namespace="weighed", **options)
             first_rank, *others = last_picked(several)
             assert others == [first_rank] * (math.prod(sizes.values()) - 1)
-            # What is stored is rounded on each rank, so a few tokens at the margin are others.
+            # What is stored is rounded on each rank, so a token at the margin may be another one. The
+            # risk is then another one, too: the more is computed, the more a single token tells.
             alike = len(computed(got) & computed(answer)) / len(computed(answer))
-            assert alike > 0.85
-            assert got.report.risk == pytest.approx(answer.report.risk, rel=0.1)
+            assert alike > 0.9
+            if alike == 1:
+                compared += 1
+                assert got.report.risk == pytest.approx(answer.report.risk, rel=0.02)
+        assert compared >= 2
 
         # A file that one rank cannot read: all ranks compute, and the answer is plain vLLM's.
         for rank, chunk in ((1, stored[0]), (0, stored[2])):
