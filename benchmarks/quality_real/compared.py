@@ -36,12 +36,12 @@ class Compared:
 
     @cached_property
     def both(self) -> Stored:
-        """As in the product: behind the left neighbour, the prompt's first chunk behind the prefix."""
+        """As in the product: behind the document, the prompt's first chunk behind the prefix."""
         return Stored(self.context, self.context.stored("left"), exact_first=True)
 
     @cached_property
     def left_only(self) -> Stored:
-        """All behind their left neighbours, the prompt's first chunk too."""
+        """All behind the document, the prompt's first chunk too."""
         return Stored(self.context, self.context.stored("left"), exact_first=False)
 
     @cached_property

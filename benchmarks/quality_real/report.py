@@ -29,7 +29,7 @@ RIVALS = ("head: kv_deviation_published, 15 %", "head: k_deviation_published, 15
 OURS = "left: sensitivity_attention, 15 %"
 TOLD = {
     BASE: "plain reuse: behind the prompt prefix, nothing computed",
-    "left: as stored": "behind the neighbour, nothing computed",
+    "left: as stored": "behind the document, nothing computed",
     "fast": "`fast`",
     "fast, auto": '`fast`, `ratio="auto"`',
     "balanced": "`balanced`",
@@ -65,8 +65,8 @@ def told(way: str) -> str:
         return TOLD[way]
     name = way.replace("kv_deviation_published", "CacheBlend as published")
     name = name.replace("k_deviation_published", "LMCache's rule").removeprefix("head: ")
-    name = name.replace("left only: ", "all behind the neighbour, ")
-    name = name.replace("left: ", "behind the neighbour, ").replace(", oracle", ", the oracle")
+    name = name.replace("left only: ", "all behind the document, ")
+    name = name.replace("left: ", "behind the document, ").replace(", oracle", ", the oracle")
     return re.sub("(query_attention|sensitivity_attention)", r"`\1`", name)
 
 

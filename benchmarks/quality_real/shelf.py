@@ -45,7 +45,7 @@ class Shelf:
     def _computed(
         self, prefix: tuple[int, ...], left: tuple[int, ...], tokens: tuple[int, ...]
     ) -> Cache:
-        """The KV of a chunk's tokens alone, behind the prompt prefix and a left neighbour, if any."""
+        """The KV of a chunk's tokens alone, behind the prompt prefix and the text to its left, if any."""
         before = self._left(prefix, left) if left else self._behind(prefix)
         kv, base = self._network.prefill(tokens, before), before.keys.shape[2]
         return Cache(kv.keys[:, :, base:].clone(), kv.values[:, :, base:].clone())

@@ -1,7 +1,7 @@
 """Contexts with a question whose answer is known: RULER's task family (arXiv 2404.06654), and articles.
 
-A context is a list of passages, each with its left neighbour in the document it was cut from. Needles are
-put into the documents before they are cut, as facts stand in real ones.
+A context is a list of passages, each with what stands before it in the document it was cut from. Needles
+are put into the documents before they are cut, as facts stand in real ones.
 """
 
 from __future__ import annotations
