@@ -1,4 +1,4 @@
-"""Variants of chunks in vLLM: computed behind a neighbour, taken where that neighbour stands."""
+"""Variants of chunks in vLLM: computed behind their document, taken where that stands before them."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def variant(engine: Engine, namespace: str, context: Tokens, tokens: Tokens) -> 
     return chunk_id(engine.fingerprint, namespace, token_array(context), token_array(tokens))
 
 
-def test_neighbours_behind_the_prompt_prefix_are_exact(engine: Engine, namespace: str) -> None:
+def test_a_document_behind_the_prompt_prefix_is_exact(engine: Engine, namespace: str) -> None:
     store(engine, namespace, [A, B, C], ["prefix", "left"], PREFIX)
-    prompt = PREFIX + A + B + QUESTION
+    prompt = PREFIX + A + B + C + QUESTION
     answer = blended(engine, prompt, namespace=namespace)
-    assert answer.report.exact_tokens == len(PREFIX + A + B)
+    assert answer.report.exact_tokens == len(PREFIX + A + B + C)
     assert answer.report.reused_tokens == answer.report.recomputed_tokens == 0
     assert_same(answer, plain(engine, prompt))
 
 
 @pytest.mark.parametrize("modes", [["prefix", "left"], ["left"]], ids=str)
-def test_what_changes_with_the_neighbour_is_stored(
+def test_what_changes_with_the_context_is_stored(
     engine: Engine, namespace: str, modes: list[ContextMode]
 ) -> None:
     store(engine, namespace, [A, B], modes, PREFIX)
@@ -74,27 +74,27 @@ def test_what_changes_with_the_neighbour_is_stored(
         expected = torch.stack([(a.float() - b.float()).norm(dim=(1, 2)) for a, b in pairs])
         codes = behind.sensitivity()
     assert codes is not None
-    assert expected[0].max() < 1e-5 < expected[1].min(), "the first layer sees no neighbour"
+    assert expected[0].max() < 1e-5 < expected[1].min(), "the first layer sees no context"
     torch.testing.assert_close(decoded(codes[1:]), expected[1:], rtol=0.05, atol=0)
 
 
-def test_the_variant_is_taken_whose_neighbour_stands_there(engine: Engine, namespace: str) -> None:
+def test_the_variant_is_taken_whose_context_stands_there(engine: Engine, namespace: str) -> None:
     store(engine, namespace, [A, B, C], ["prefix", "left"], PREFIX)
     behind_prefix = variant(engine, namespace, PREFIX, C)
-    behind_left = variant(engine, namespace, PREFIX + B, C)
+    behind_left = variant(engine, namespace, PREFIX + A + B, C)
     between = QUESTION[:3]
     for before, taken in (
         (PREFIX, behind_prefix),
         (B, behind_left),
         (B + between, behind_left),
-        (A + between, behind_left),  # it has seen a neighbour, if not this one
+        (A + between, behind_left),  # it has seen a text, if not this one
     ):
         report = blended(engine, QUESTION + before + C + QUESTION, namespace=namespace).report
         assert {behind_prefix, behind_left} & set(report.chunk_ids) == {taken}
         assert report.reused_tokens == len(before + C) - (len(before) > len(A)) * len(between)
 
 
-def test_a_neighbour_that_is_too_long_is_cut(engine: Engine, namespace: str) -> None:
+def test_a_text_that_is_too_long_is_cut(engine: Engine, namespace: str) -> None:
     long, short = random_tokens(805, 900), random_tokens(806, 200)
     store(engine, namespace, [long, short], ["left"], PREFIX)
     room = engine.max_model_len - 1 - len(PREFIX + short)
