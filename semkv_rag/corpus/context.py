@@ -114,7 +114,7 @@ class Contexts:
     Args:
         modes: from `context_modes`.
         prefix: from `prefix_tokens`.
-        passage: what stands before a chunk that has no neighbour, [tokens].
+        passage: what stands before a document's first chunk, [tokens].
         longest: the most tokens of context and chunk together. Of a text that is too long for it the
             last tokens are taken.
     """
