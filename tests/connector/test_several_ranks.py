@@ -69,9 +69,7 @@ def computed(answer: Completion) -> set[int]:
     return {token for begin, end in runs for token in range(begin, end)}
 
 
-WEIGHED: list[dict[str, Any]] = [
-    {"ratio": ratio, "token_map": True} for ratio in (0.1, 0.2, 0.3, 0.4, 0.5)
-]
+WEIGHED: list[dict[str, Any]] = [{"ratio": step / 20, "token_map": True} for step in range(2, 12)]
 """By attention and by what each rank has stored of its own heads."""
 
 WAYS = {
@@ -142,7 +140,8 @@ def test_several_ranks_answer_as_one(
             assert alike > 0.9
             if alike == 1:
                 compared += 1
-                assert got.report.risk == pytest.approx(answer.report.risk, rel=0.02)
+                # The report has five digits.
+                assert got.report.risk == pytest.approx(answer.report.risk, rel=0.02, abs=1.1e-5)
         assert compared >= 2
 
         # A file that one rank cannot read: all ranks compute, and the answer is plain vLLM's.
