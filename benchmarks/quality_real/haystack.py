@@ -27,18 +27,18 @@ class Passage:
     left: list[int]
 
 
-def in_a_row(chunks: Iterable[Sequence[int]], most: int | None = None) -> list[Passage]:
+def in_a_row(chunks: Iterable[Sequence[int]], chunks_before: int | None = None) -> list[Passage]:
     """The chunks of one document, each with what `semkv precompute` puts before it.
 
     Args:
-        most: only so many chunks before each.
+        chunks_before: only so many before each; None for what precompute puts there.
     """
     arrays = [token_array(one) for one in chunks]
-    if most is None:
+    if chunks_before is None:
         before = list(texts_before(arrays, LONGEST))
     else:
         before = [
-            np.concatenate((token_array([]), *arrays[max(0, number - most) : number]))
+            np.concatenate((token_array([]), *arrays[max(0, number - chunks_before) : number]))
             for number in range(len(arrays))
         ]
     return [Passage(one.tolist(), left.tolist()) for one, left in zip(arrays, before, strict=True)]
@@ -49,13 +49,19 @@ class Haystack:
 
     Args:
         overlap: the most tokens that a chunk has of the one before it.
-        most: see `in_a_row`.
+        chunks_before: see `in_a_row`.
     """
 
     def __init__(
-        self, folder: Path, tokenizer: Any, size: int, overlap: int = 0, most: int | None = None
+        self,
+        folder: Path,
+        tokenizer: Any,
+        size: int,
+        overlap: int = 0,
+        chunks_before: int | None = None,
     ) -> None:
-        self._tokenizer, self._size, self._overlap, self._most = tokenizer, size, overlap, most
+        self._tokenizer, self._size, self._overlap = tokenizer, size, overlap
+        self._chunks_before = chunks_before
         self.texts = {
             str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*.md"))
         }
@@ -64,7 +70,7 @@ class Haystack:
         chunks = split_text(text, self._tokenizer, self._size, overlap=self._overlap, markdown=True)
         return in_a_row(
             [self._tokenizer.encode(one.text, add_special_tokens=False) for one in chunks],
-            self._most,
+            self._chunks_before,
         )
 
     def with_needles(

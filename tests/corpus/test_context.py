@@ -96,7 +96,7 @@ def test_of_a_long_document_the_last_chunks_stand_before_one() -> None:
 
 def test_of_a_model_with_little_room_fewer_chunks_stand_before_one() -> None:
     assert lengths_before([64] * 8, 256) == [0, 64, 128, 192, 192, 192, 192, 192]
-    # The last tokens of one chunk are taken by whoever knows that it is too long.
+    # A single chunk is given whole; `Contexts` cuts it.
     assert lengths_before([64] * 4, 100) == [0, 64, 64, 64]
 
 
