@@ -18,7 +18,7 @@ from semkv_rag.config import PRESETS, ReuseOptions
 
 NOTHING = torch.zeros(0, dtype=torch.int64)
 CHARGES = (0.05, 0.1, 0.15, 0.2)
-RATIOS = (0.1, 0.12, 0.14, 0.3, 0.5)
+RATIOS = (0.17, 0.25, 0.32, 0.4, 0.5)
 
 Way = Callable[["Compared"], Outcome | None]
 
@@ -105,6 +105,10 @@ def _auto(preset: str, it: Compared) -> Outcome:
     return it.both.automatic(it.scores, PRESETS[preset].promise, it.both.looked[2], it.weighed)
 
 
+def _at_ratio(ratio: float) -> str:
+    return f"left: sensitivity_attention, ratio {ratio * 100:g} %"
+
+
 def _ways() -> dict[str, Way]:
     ways: dict[str, Way] = {
         BASE: lambda it: it.alone.blended(NOTHING, 0),
@@ -127,9 +131,7 @@ def _ways() -> dict[str, Way]:
         ways[name] = partial(Compared.preset, name=name)
         ways[f"{name}, auto"] = partial(_auto, name)
     for ratio in RATIOS:
-        ways[f"left: sensitivity_attention, ratio {ratio * 100:g} %"] = partial(
-            lambda ratio, it: it.picked(ratio), ratio
-        )
+        ways[_at_ratio(ratio)] = partial(lambda ratio, it: it.picked(ratio), ratio)
     ways["left: chunk_head, 15 %"] = field.chunk_heads
     ways["left: first tokens, 15 %"] = field.first_tokens
     ways["left: one layer, 15 %"] = field.one_layer
@@ -171,7 +173,15 @@ LONG_WAYS = (
     "balanced",
 )
 """What is worth its time where a context takes minutes: `exact` takes another full prefill."""
-SETS = {"study": STUDY_WAYS, "presets": PRESET_WAYS, "long": LONG_WAYS, "field": FIELD_WAYS}
+RISK_WAYS = (BASE, *map(_at_ratio, RATIOS))
+"""What the estimate of the loss is fitted to."""
+SETS = {
+    "study": STUDY_WAYS,
+    "presets": PRESET_WAYS,
+    "long": LONG_WAYS,
+    "field": FIELD_WAYS,
+    "risk": RISK_WAYS,
+}
 
 
 def outcomes(context: Context, names: tuple[str, ...]) -> dict[str, Outcome]:

@@ -10,22 +10,22 @@ tell: their stored and their fresh V are both known. So the estimate takes
 * how many tokens are reused: the others are a little off, too, and their errors reach the answer through
   tokens that the question does not look at.
 
-The first two are ratios, without a model's own units. In short prompts the loss goes with the square of
-the share, in long ones with the share and the number of tokens; it was fitted to two models of different
-families and prompts of 600 to 7,000 tokens. `docs/quality-real.md` says how well it holds on contexts
-that it was not fitted to.
+The first two are ratios, without a model's own units. At any length the loss goes with both of them; how
+large it is grows with the root of the number of tokens. It was fitted to two models of different families
+and prompts of 400 to 4,000 tokens. `docs/quality-real.md` says how well it holds on contexts that it was
+not fitted to.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-SHARE_SQUARED = 0.12
-SHARE_AND_LENGTH = 0.07
-"""The loss, nats a token, where all that is asked for stays as stored and is off by its sensitivity: the
-first in any prompt, the second for each thousand of reused tokens. Both together are above what either
-model loses wherever `ratio="auto"` stops."""
+LOSS = 0.13
+"""The loss, nats a token, of a prompt with a thousand reused tokens where all that is asked for stays as
+stored and is off by its sensitivity. Twice what either model loses on average: single answers vary."""
 
 SAMPLED = 32
 """The most computed tokens that are looked at: those with the highest scores."""
@@ -43,7 +43,7 @@ def expected_loss(left_share: float, change: float, tokens: int) -> float:
         change: 0 and above.
         tokens: that are reused behind another context, the computed ones among them.
     """
-    return change * left_share * (SHARE_SQUARED * left_share + SHARE_AND_LENGTH * tokens / 1000)
+    return LOSS * change * left_share * math.sqrt(tokens / 1000)
 
 
 def left_share(weighed: Tensor, picked: Tensor) -> float:
@@ -70,7 +70,6 @@ def needed(weighed: Tensor, scores: Tensor, change: float, promise: float) -> in
     order = torch.sort(scores, descending=True, stable=True).indices
     left = 1 - weighed[order].cumsum(0) / weighed.sum().clamp_min(1e-30)
     left = left.clamp_min(0)
-    losses = change * left * (SHARE_SQUARED * left + SHARE_AND_LENGTH * len(scores) / 1000)
-    enough = torch.nonzero(losses <= promise).flatten()
+    enough = torch.nonzero(expected_loss(1.0, change, len(scores)) * left <= promise).flatten()
     count = int(enough[0]) + 1 if promise > 0 and len(enough) else len(scores)
     return count if count <= WORTH * len(scores) else len(scores)
