@@ -35,6 +35,24 @@ def store_weighed(engine: Engine, tokens: list[list[int]]) -> None:
     store_chunks(engine, tokens, namespace="weighed", context=contexts[0], reference=contexts[1])
 
 
+def begin_fails_once(engine: Engine, rank: int) -> None:
+    """On one rank; the blend after it begins as ever."""
+
+    def break_(worker: Any) -> None:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        blend_pass = get_kv_transfer_group().executor._blend_pass
+
+        def begin(task: Any, sources: Any) -> Any:
+            del blend_pass.begin
+            raise MemoryError("none left")
+
+        if worker.rank == rank:
+            blend_pass.begin = begin
+
+    in_each(engine, break_)
+
+
 def gates_refuse(engine: Engine) -> list[str | None]:
     """Why the gate refuses on each rank, where the second cannot see a layer's keys."""
 
@@ -155,6 +173,17 @@ def test_several_ranks_answer_as_one(
             assert torn.report.reason is not None
             assert "torn" in torn.report.reason, "it is the rank's that found it"
             assert_same(torn, plain(several, prompt))
+
+        # A blend that one rank cannot begin: all compute, and the next one is blended again.
+        for rank in (0, 1):
+            begin_fails_once(several, rank)
+            several.reset_prefix_cache()
+            without = blended(several, prompt, namespace="weighed", ratio=0.5)
+            assert without.report.reused_tokens == 0
+            assert without.report.reason == "the blend failed: MemoryError('none left')"
+            assert_same(without, plain(several, prompt))
+            several.reset_prefix_cache()
+            assert blended(several, prompt, namespace="weighed", ratio=0.5).report.reused_tokens > 0
 
         # A layer whose keys the second rank cannot see: the gate refuses on both, and neither waits.
         reasons = gates_refuse(several)

@@ -53,7 +53,8 @@ class BlendQueue:
     ) -> None:
         self._pass, self._open_sources, self._draft_kv = blend_pass, open_sources, draft_kv
         self._ranks = blend_pass.setting.model.ranks.count
-        on_cpu = blend_pass.setting.model.paged.device.type == "cpu"
+        self._device = blend_pass.setting.model.paged.device
+        on_cpu = self._device.type == "cpu"
         self._enough = ENOUGH_ON_CPU if on_cpu else blend_pass.setting.piece_tokens
         self._active: dict[str, Blend] = {}
         self._sound: set[str] = set()  # all ranks have the KV of these
@@ -68,12 +69,11 @@ class BlendQueue:
 
     def begin(self, tasks: Iterable[BlendTask]) -> None:
         """Let blends begin; nothing of them is computed yet."""
-        for task in tasks:
-            try:
-                self._draft_kv.clear(task)
-                self._active[task.request_id] = self._pass.begin(task, self._open_sources(task))
-            except Exception as fault:
-                self._fail(task, fault)
+        tried = [(task, self._begin(task)) for task in tasks]
+        failed = self._on_any_rank([fault for _, fault in tried])
+        for (task, fault), lost in zip(tried, failed, strict=True):
+            if lost:
+                self._fail(task, fault or LostKV(ON_ANOTHER_RANK))
 
     def advance(self, budget: int, *, idle: bool) -> None:
         """Compute about `budget` tokens.
@@ -105,6 +105,23 @@ class BlendQueue:
         """End all blends; vLLM computes their tokens."""
         for blend in list(self._active.values()):
             self._fail(blend.task, LostKV(reason))
+
+    def _begin(self, task: BlendTask) -> Exception | None:
+        """Let a blend begin; why it cannot, or None."""
+        try:
+            self._draft_kv.clear(task)
+            self._active[task.request_id] = self._pass.begin(task, self._open_sources(task))
+        except Exception as fault:
+            return fault
+        return None
+
+    def _on_any_rank(self, faults: Collection[Exception | None]) -> list[bool]:
+        """Which blends could not begin on some rank; all ranks find the same."""
+        failed = [fault is not None for fault in faults]
+        if self._ranks == 1 or not failed:
+            return failed
+        flags = torch.tensor(failed, dtype=torch.float32, device=self._device)
+        return [round(flag) > 0 for flag in total(flags).tolist()]
 
     def _take(self, ready: Collection[str], budget: int) -> dict[str, Launch]:
         """What goes into the next forward, by request."""
@@ -142,7 +159,7 @@ class BlendQueue:
             blend.stored.check()  # a fault in a forward with others would fail them, too
             launch = blend.next()
         except Exception as fault:
-            self._fail(blend.task, fault)
+            self._fail_all([blend.task.request_id], fault)
             return None
         if blend.stats is not None:
             request_id = blend.task.request_id
@@ -153,14 +170,18 @@ class BlendQueue:
     def _compute(self, pieces: dict[str, Launch]) -> None:
         try:
             self._pass.compute(list(pieces.values()))
-        except LostKV as fault:
-            self._fail_all(pieces, fault)
         except Exception as fault:
-            if self._ranks > 1:
-                raise  # another rank may be waiting in the same forward, as in one of vLLM's own
             self._fail_all(pieces, fault)
 
     def _fail_all(self, request_ids: Iterable[str], fault: Exception) -> None:
+        """End blends at a fault under way.
+
+        Raises:
+            Exception: the fault, where several ranks have not agreed on it: another may be waiting for
+                this one, as in a forward of vLLM's own.
+        """
+        if self._ranks > 1 and not isinstance(fault, LostKV):
+            raise fault
         for request_id in request_ids:
             self._fail(self._active[request_id].task, fault)
 
@@ -183,7 +204,7 @@ class BlendQueue:
                 blend.stored.settle()
         flags = torch.tensor(
             [[float(one.stored.settled), float(one.stored.fault is not None)] for one in asked],
-            device=self._pass.setting.model.paged.device,
+            device=self._device,
         )
         for blend, (settled, faults) in zip(asked, total(flags).tolist(), strict=True):
             if round(settled) < self._ranks:
