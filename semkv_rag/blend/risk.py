@@ -25,7 +25,7 @@ from torch import Tensor
 
 LOSS = 0.13
 """The loss, nats a token, of a prompt with a thousand reused tokens where all that is asked for stays as
-stored and is off by its sensitivity. Twice what either model loses on average: single answers vary."""
+stored and is off by its sensitivity. Above what either model loses on average, as single answers vary."""
 
 SAMPLED = 32
 """The most computed tokens that are looked at: those with the highest scores."""
