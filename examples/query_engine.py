@@ -179,6 +179,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     if not Path(options.model).exists() and Path(options.model) == MODEL:
         raise SystemExit(f"{MODEL} is not there: make model")
+    if not options.docs.is_dir():
+        raise SystemExit(f"{options.docs} is not a folder: name one with documents by --docs")
     setup = READERS if Path(options.model).resolve() == READER else USUAL
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("TQDM_DISABLE", "1")
@@ -224,6 +226,8 @@ def _query_engines(
     """A query engine for each way, over one index; and the chunks' texts."""
     Settings.tokenizer = engine.tokenizer.encode
     nodes = make_nodes(options.docs, engine.tokenizer, setup.chunk_tokens)
+    if not nodes:
+        raise SystemExit(f"{options.docs}: no document holds any text")
     retriever, postprocessors = make_retriever(
         nodes, options.top_k or setup.top_k, setup.neighbours
     )

@@ -93,3 +93,14 @@ def test_a_second_run_finds_everything_and_takes_questions_without_answers(
     assert figures["questions"] == 1
     assert _ways(figures)["plain"]["right"] is None
     assert "✓" not in printed
+
+
+def test_a_folder_that_is_not_there_is_told_before_vllm_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    demo = importlib.import_module(SCRIPT.stem)
+    arguments = _arguments(tmp_path)
+    arguments[arguments.index("--docs") + 1] = str(tmp_path / "missing")
+    with pytest.raises(SystemExit, match="is not a folder"):
+        demo.main(arguments)
