@@ -1,9 +1,10 @@
-"""Writes the tables and the plot of docs/results.md out of the benchmarks' JSON in docs/results.
+"""Writes the tables of docs/results.md and docs/quality-real.md out of the JSON in docs/results.
 
     python -m workbench.results_page
 
 The programs in `benchmarks/` write such files into build/bench: put them in docs/results and name them on
-the page. What stands between two comments is replaced; all else on the page is written by hand.
+the page. What stands between two comments is replaced; all else on the pages is written by hand. Names
+of several files make one table, with a column for each.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from workbench.results_more import (
     plan_lines,
     ray_lines,
 )
+from workbench.results_study import side_by_side, study_tables
 from workbench.settings import ROOT
 
 DATA = ROOT / "docs" / "results"
-PAGE = ROOT / "docs" / "results.md"
+PAGES = (ROOT / "docs" / "results.md", ROOT / "docs" / "quality-real.md")
 PLOT = ROOT / "docs" / "images" / "ttft.svg"
 _GENERATED = re.compile(
-    r"(<!-- generated: (\S+\.json) -->\n).*?(<!-- end of generated -->\n)", re.S
+    r"(<!-- generated: (\S+\.json(?: \S+\.json)*) -->\n).*?(<!-- end of generated -->\n)", re.S
 )
 _PLAIN = {"plain": "plain vLLM", "off": "reuse switched off", "miss": "nothing stored was found"}
 
@@ -38,7 +40,16 @@ def written(page: str) -> str:
     Raises:
         FileNotFoundError: a file that it names is not in docs/results.
     """
-    return _GENERATED.sub(lambda part: part[1] + table(_read(part[2])) + part[3], page)
+    return _GENERATED.sub(lambda part: f"{part[1]}\n{_tables(part[2].split())}\n{part[3]}", page)
+
+
+def _tables(names: Sequence[str]) -> str:
+    figures = [_read(name) for name in names]
+    if len(figures) > 1:
+        return side_by_side({one["title"]: one for one in figures})
+    if figures[0]["benchmark"] == "quality_real":
+        return study_tables(figures[0])
+    return table(figures[0])
 
 
 def table(figures: Mapping[str, Any]) -> str:
@@ -59,7 +70,7 @@ def table(figures: Mapping[str, Any]) -> str:
         "doctor": doctor_lines,
     }
     lines = by_benchmark.get(figures["benchmark"], ttft_lines)(figures)
-    return "\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n\n"
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def matcher_lines(figures: Mapping[str, Any]) -> list[list[str]]:
@@ -294,5 +305,6 @@ def plot(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for name in PAGES:
+        name.write_text(written(name.read_text(encoding="utf-8")), encoding="utf-8")
     plot(PLOT)

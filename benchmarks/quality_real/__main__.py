@@ -36,10 +36,11 @@ from benchmarks.quality_real import tasks
 from benchmarks.quality_real.compared import SETS, WAYS, outcomes
 from benchmarks.quality_real.context import Context
 from benchmarks.quality_real.network import Network
-from benchmarks.quality_real.report import BASE, draw, table
+from benchmarks.quality_real.report import draw, table
 from benchmarks.quality_real.shelf import Shelf
 from semkv_rag.reuse.question import MOST
 from workbench.figures import OUTPUT, save
+from workbench.results_study import BASE
 
 ARTICLES = ROOT / "examples" / "articles"
 BEFORE = (

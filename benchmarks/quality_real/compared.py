@@ -12,9 +12,9 @@ from benchmarks.quality_real import field
 from benchmarks.quality_real.context import Context
 from benchmarks.quality_real.outcome import Outcome
 from benchmarks.quality_real.published import PUBLISHED, PublishedKVDeviation
-from benchmarks.quality_real.report import BASE
 from benchmarks.quality_real.ways import Stored, asked_score
 from semkv_rag.config import PRESETS, ReuseOptions
+from workbench.results_study import BASE
 
 NOTHING = torch.zeros(0, dtype=torch.int64)
 CHARGES = (0.05, 0.1, 0.15, 0.2)

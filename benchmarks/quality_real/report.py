@@ -3,7 +3,8 @@
     python -m benchmarks.quality_real.report build/bench/quality_real_smollm2.json [MORE] [--plot FILE]
 
 prints the tables in Markdown, of all files together; with `--beside`, one short table in which each file
-has its own columns.
+has its own column. `--summary docs/results/study-NAME.json` keeps what the tables of docs/quality-real.md
+are made from.
 """
 
 from __future__ import annotations
@@ -11,31 +12,37 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from workbench.results_study import BASE, side_by_side, study_tables, told
+
 DRAWS = 2000
 ABLE = 0.2
 """A family counts where full prefill is so much above no passages."""
-BASE = "head: as stored"
-"""Plain reuse. In the names of ways, which are keys of the files, `head` is the prompt prefix."""
-
 RIVALS = ("head: kv_deviation_published, 15 %", "head: k_deviation_published, 15 %")
 """What others have published, at equal charge."""
 OURS = "left: sensitivity_attention, 15 %"
-TOLD = {
-    BASE: "plain reuse: behind the prompt prefix, nothing computed",
-    "left: as stored": "behind the document, nothing computed",
-    "fast": "`fast`",
-    "fast, auto": '`fast`, `ratio="auto"`',
-    "balanced": "`balanced`",
-    "balanced, auto": '`balanced`, `ratio="auto"`',
-    "exact": "`exact`",
-}
+ABOUT = (
+    "measured_at",
+    "machine",
+    "model",
+    "dtype",
+    "passages",
+    "tokens",
+    "seed",
+    "set",
+    "shared",
+    "overlap",
+    "chunks_before",
+    "long_question",
+    "question_tokens",
+)
+"""What a summary says of how it was measured."""
 
 Row = dict[str, Any]
 
@@ -59,77 +66,30 @@ def table(rows: Sequence[Row]) -> dict[str, list[dict[str, Any]]]:
     return {name: [_line(group, way) for way in _ways(group)] for name, group in groups.items()}
 
 
-def told(way: str) -> str:
-    """A way's name as the documentation has it."""
-    if way in TOLD:
-        return TOLD[way]
-    name = way.replace("kv_deviation_published", "CacheBlend as published")
-    name = name.replace("k_deviation_published", "LMCache's rule").removeprefix("head: ")
-    name = name.replace("left only: ", "all behind the document, ")
-    name = name.replace("left: ", "behind the document, ").replace(", oracle", ", the oracle")
-    return re.sub("(query_attention|sensitivity_attention)", r"`\1`", name)
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """What the tables are made from: how many contexts, each way's line, and its score by family.
 
-
-def markdown(rows: Sequence[Row]) -> str:
-    """The tables of docs/quality-real.md: all contexts, and the kept score by family."""
+    Scores are of the families that the model can do by full prefill and cannot do without the passages.
+    """
     able = able_families(rows)
-    lines = [
-        "| | charged % | KL, nats a token | equal tokens % | score kept %"
-        " | loss given back, median % | worse than plain reuse % |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for line in table(rows)["all"]:
-        mean, low, high = line["kl"]
-        of = "" if line["contexts"] == len(rows) else f" ({line['contexts']} contexts)"
-        plain = line["way"] == BASE
-        given = "" if plain else _percent(line["given_back_median"])
-        worse = "" if plain else f"{100 * line['worse_than_plain_reuse']:.0f}"
-        lines.append(
-            f"| {told(line['way'])}{of} | {100 * line['charged']:.1f} "
-            f"| {mean:.4f} [{low:.4f}, {high:.4f}] | {_percent(line['equal_tokens'])} "
-            f"| {_percent(line['score_kept'])} | {given} | {worse} |"
-        )
-    counts = [f"{name} ({sum(row['family'] == name for row in rows)})" for name in able]
-    lines += ["", "| score % | " + " | ".join(counts) + " |", "|---|" + "---|" * len(able)]
-    for name in ("full", "bare", *_ways(rows)):
-        cells = []
-        for family in able:
-            some = [row for row in rows if row["family"] == family]
-            scores = [
-                row[name] if name in ("full", "bare") else row["ways"][name]["score"]
-                for row in some
-                if name in ("full", "bare") or name in row["ways"]
-            ]
-            cells.append(f"{100 * float(np.mean(scores)):.0f}" if scores else "-")
-        first = {"full": "full prefill", "bare": "no passages"}.get(name) or told(name)
-        lines.append(f"| {first} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def beside(parts: Mapping[str, Sequence[Row]]) -> str:
-    """Several groups of contexts, each in its own columns: charge, KL, equal tokens, score kept."""
-    ways = list(dict.fromkeys(way for rows in parts.values() for way in _ways(rows)))
-    lines = [
-        "| | " + " | ".join(f"{name}: charged %, KL, equal tokens %" for name in parts) + " |",
-        "|---|" + "---|" * len(parts),
-    ]
-    tables = {
-        name: {line["way"]: line for line in table(rows)["all"]} for name, rows in parts.items()
+    groups = {name: [row for row in rows if row["family"] == name] for name in able}
+    scores = {
+        "full": {name: _mean([row["full"] for row in some]) for name, some in groups.items()},
+        "bare": {name: _mean([row["bare"] for row in some]) for name, some in groups.items()},
     }
-    for way in ways:
-        cells = []
-        for lines_of in tables.values():
-            line = lines_of.get(way)
-            if line is None:
-                cells.append("-")
-                continue
-            mean, low, high = line["kl"]
-            cells.append(
-                f"{100 * line['charged']:.1f}, {mean:.3f} [{low:.3f}, {high:.3f}], "
-                f"{_percent(line['equal_tokens'])}"
-            )
-        lines.append(f"| {told(way)} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    for way in _ways(rows):
+        having = {name: [r for r in some if way in r["ways"]] for name, some in groups.items()}
+        scores[way] = {
+            name: _mean(_each(some, way, "score")) for name, some in having.items() if some
+        }
+    return {
+        "contexts": len({row["context"] for row in rows}),
+        "answers": len(rows),
+        "prompt_tokens_median": int(np.median([row["tokens"] for row in rows])),
+        "ways": [_line(rows, way) for way in _ways(rows)],
+        "families": {name: len(some) for name, some in groups.items()},
+        "scores": scores,
+    }
 
 
 def right_answers(rows: Sequence[Row]) -> str:
@@ -207,15 +167,10 @@ def expectations(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _percent(interval: Sequence[float]) -> str:
-    if not interval:
-        return "-"
-    value, low, high = (100 * one for one in interval)
-    return f"{value:.1f} [{low:.1f}, {high:.1f}]"
-
-
 def _ways(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(way for row in rows for way in row["ways"]))
+    """In their order where most were possible, then those that were not possible there."""
+    most = max(rows, key=lambda row: len(row["ways"]))
+    return list(dict.fromkeys(way for row in (most, *rows) for way in row["ways"]))
 
 
 def _line(rows: Sequence[Row], way: str) -> dict[str, Any]:
@@ -244,6 +199,10 @@ def _line(rows: Sequence[Row], way: str) -> dict[str, Any]:
             3,
         ),
     }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(float(np.mean(values)), 4)
 
 
 def _each(rows: Sequence[Row], way: str, field: str) -> list[float]:
@@ -314,13 +273,21 @@ def main() -> None:
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
     parser.add_argument("--beside", action="store_true", help="the files in columns")
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--summary", type=Path, help="where to keep what the tables are made from")
+    parser.add_argument("--title", help="what these contexts are, for a column of a table")
     arguments = parser.parse_args()
     parts = {file.stem.removeprefix("quality_real_"): contexts(file) for file in arguments.files}
     if arguments.beside:
-        print(beside(parts))
+        print(side_by_side({name: summary(rows) for name, rows in parts.items()}))
         return
     every = [row for rows in parts.values() for row in rows]
-    print(markdown(every))
+    found = summary(every)
+    if arguments.summary is not None:
+        of = json.loads(arguments.files[0].read_text())
+        about = {name: of[name] for name in ABOUT}
+        kept = {"benchmark": "quality_real", **about, "title": arguments.title, **found}
+        arguments.summary.write_text(json.dumps(kept, indent=1) + "\n")
+    print(study_tables(found))
     print("\n" + right_answers(every))
     ways = _ways(every)
     for theirs in RIVALS:
