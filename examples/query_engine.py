@@ -22,6 +22,7 @@ import os
 import re
 import statistics
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,11 +30,13 @@ from typing import Any, TypeAlias
 
 from llama_index.core import PromptTemplate, Settings
 from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.response.schema import AsyncStreamingResponse
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.events.llm import LLMChatEndEvent, LLMCompletionEndEvent
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.llms.semkv import SemKV
@@ -41,6 +44,7 @@ from retrieval import make_nodes, make_retriever
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from transformers import AutoTokenizer
 
 from semkv_rag.config import ReuseOptions
 from semkv_rag.corpus import PrecomputeProgress, precompute
@@ -126,6 +130,15 @@ console = Console()
 
 
 @dataclass(frozen=True)
+class Index:
+    """The chunks' texts, and what finds them."""
+
+    texts: list[str]
+    retriever: BaseRetriever
+    postprocessors: list[BaseNodePostprocessor]
+
+
+@dataclass(frozen=True)
 class Question:
     text: str
     answer: str | None = None  # None: not known, so nothing is said about right and wrong
@@ -186,12 +199,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")
     questions = _questions(options.questions or options.docs / "questions.json")[: options.limit]
     console.print(f"Starting vLLM with {options.model} …")
-    with Engine(options.model, store=options.store, **setup.engine) as engine:
+    with ThreadPoolExecutor(1) as thread:
+        indexing = thread.submit(
+            _index, setup, options
+        )  # beside vLLM's start, which takes one core
+        engine = Engine(options.model, store=options.store, **setup.engine)
+    with engine:
         if not engine.gate.servable:
             console.print(f"[yellow]Answered without reuse: {engine.gate.reason}")
-        query_engines, texts = _query_engines(engine, setup, options)
+        index = indexing.result()
+        query_engines = _query_engines(engine, setup, index)
         _precompute(engine, setup, options.docs)
-        _warm_up(engine, texts)
+        _warm_up(engine, index.texts)
         results = list(_ask(engine, query_engines, questions))
     figures = _figures(results, list(setup.ways), options)
     _print_summary(figures)
@@ -220,31 +239,31 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _query_engines(
-    engine: Engine, setup: Setup, options: argparse.Namespace
-) -> tuple[dict[str, BaseQueryEngine], list[str]]:
-    """A query engine for each way, over one index; and the chunks' texts."""
-    Settings.tokenizer = engine.tokenizer.encode
-    nodes = make_nodes(options.docs, engine.tokenizer, setup.chunk_tokens)
+def _index(setup: Setup, options: argparse.Namespace) -> Index:
+    """The documents' chunks, cut as precompute cuts them, and embedded."""
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    Settings.tokenizer = tokenizer.encode
+    nodes = make_nodes(options.docs, tokenizer, setup.chunk_tokens)
     if not nodes:
         raise SystemExit(f"{options.docs}: no document holds any text")
-    retriever, postprocessors = make_retriever(
-        nodes, options.top_k or setup.top_k, setup.neighbours
-    )
+    found = make_retriever(nodes, options.top_k or setup.top_k, setup.neighbours)
+    return Index([node.text for node in nodes], *found)
+
+
+def _query_engines(engine: Engine, setup: Setup, index: Index) -> dict[str, BaseQueryEngine]:
+    """A query engine for each way."""
 
     def query_engine(**settings: Any) -> BaseQueryEngine:
         return RetrieverQueryEngine.from_args(
-            retriever,
+            index.retriever,
             llm=SemKV(engine=engine, max_tokens=MAX_TOKENS, **settings),
-            node_postprocessors=postprocessors,
+            node_postprocessors=index.postprocessors,
             response_mode=ResponseMode.COMPACT,
             streaming=True,  # else nobody sees when the first token comes
             text_qa_template=setup.template,
         )
 
-    return {way: query_engine(**settings) for way, settings in setup.ways.items()}, [
-        node.text for node in nodes
-    ]
+    return {way: query_engine(**settings) for way, settings in setup.ways.items()}
 
 
 def _questions(file: Path) -> list[Question]:

