@@ -93,7 +93,7 @@ class Stored:
         """
         picked = pick(scores, round(ratio * len(self.candidates)))
         outcome = self.blended(picked, cost)
-        if weighed is not None:
+        if weighed is not None and len(picked):  # computed tokens tell how far off the others are
             change = self.seen_change(scores, picked, weighed)
             outcome.risk |= self.risk(left_share(weighed[1:].mean(0), picked), change)
         return outcome
