@@ -200,9 +200,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     questions = _questions(options.questions or options.docs / "questions.json")[: options.limit]
     console.print(f"Starting vLLM with {options.model} …")
     with ThreadPoolExecutor(1) as thread:
-        indexing = thread.submit(
-            _index, setup, options
-        )  # beside vLLM's start, which takes one core
+        # Beside vLLM's start, which takes one core.
+        indexing = thread.submit(_index, setup, options)
         engine = Engine(options.model, store=options.store, **setup.engine)
     with engine:
         if not engine.gate.servable:

@@ -41,7 +41,7 @@ def told(way: str) -> str:
         return TOLD[way]
     name = way.replace("kv_deviation_published", "CacheBlend as published")
     name = name.replace("k_deviation_published", "LMCache's rule").removeprefix("head: ")
-    name = name.replace("left only: ", "the prompt's first chunk, too: ")
+    name = name.replace("left only: ", "the prompt's first chunk behind the document, too: ")
     name = name.replace("left: ", "behind the document, ").replace(", oracle", ", the oracle")
     return re.sub("(query_attention|sensitivity_attention)", r"`\1`", name)
 
